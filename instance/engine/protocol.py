@@ -1,0 +1,97 @@
+"""What an engine is: the half of an instance that computes, with no policy in it.
+
+An engine holds one active model at a time. It is driven by one thread. All its state about a
+call is in what the scheduler passes: rows name the tokens, the block table and, where a token
+is to be drawn, all that the draw depends on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from alipes.instance.contract import ModelReport, Sampling, TokenIds, TopLogprob
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Draw one token after the row's last. ``history`` is prompt and output so far, (n,) int32,
+    with ``prompt_tokens`` of it prompt; the position of the new token is n. ``forced`` replaces
+    the draw but keeps its logprobs."""
+
+    sampling: Sampling
+    history: TokenIds
+    prompt_tokens: int
+    forced: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Compute ``tokens`` (n,) int32 at positions start .. start + n - 1 of one call. ``blocks``
+    covers positions 0 .. start + n - 1; those before ``start`` hold valid state."""
+
+    call_id: bytes
+    tokens: TokenIds
+    start: int
+    blocks: Sequence[int]
+    draw: Draw | None
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    call_id: bytes
+    token: int
+    logprob: float | None = None
+    top: tuple[TopLogprob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SwitchReport:
+    """What making a model active took; ``addresses_kept`` tells whether every region of the
+    arena is where it was when the model was last active."""
+
+    seconds: float
+    bytes_copied: int
+    addresses_kept: bool
+
+
+class Engine(Protocol):
+    """Raises ``EngineError`` on a request it cannot serve; anything else is a defect."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def reports(self) -> tuple[ModelReport, ...]: ...
+
+    @property
+    def host_used(self) -> int:
+        """Host bytes held by saved calls."""
+        ...
+
+    def activate(self, model: str) -> SwitchReport:
+        """Make ``model`` the active one; device blocks of the previous one are void after it."""
+        ...
+
+    def step(self, rows: Sequence[Row]) -> tuple[Sampled, ...]:
+        """One forward pass over all rows; results in the order of the rows that draw."""
+        ...
+
+    def save(self, call_id: bytes, blocks: Sequence[int], tokens: int) -> None:
+        """Copy the exact state of the first ``tokens`` positions to host memory."""
+        ...
+
+    def load(self, call_id: bytes, blocks: Sequence[int]) -> None:
+        """Copy a saved state back into ``blocks`` of the active model and forget the copy."""
+        ...
+
+    def discard(self, call_id: bytes) -> None:
+        """Forget a saved state, if there is one."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class EngineError(Exception):
+    """The engine refuses; the message says which object and what to do."""
