@@ -301,7 +301,8 @@ class Snapshot(Wire, frozen=True):
 
 
 class Beat(Wire, frozen=True):
-    """Sent by the I/O thread every ``BEAT_SECONDS``: the process lives, whatever the engine does."""
+    """Sent by the I/O thread every ``BEAT_SECONDS``: the process lives, whatever the engine
+    does."""
 
     last_version: int
 
