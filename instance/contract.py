@@ -79,6 +79,14 @@ class Pool(StrEnum):
     COLD = "cold"
 
 
+class FakeCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the fake engine's work takes, in seconds: a prompt token, a step, a switch."""
+
+    prefill_token: float = 0.0
+    step: float = 0.0
+    switch: float = 0.0
+
+
 class InstanceSettings(msgspec.Struct, frozen=True):
     """All that one instance process needs to start; sizes in bytes, times in seconds."""
 
@@ -98,6 +106,19 @@ class InstanceSettings(msgspec.Struct, frozen=True):
     threads: int = 1
     allow_forced_tokens: bool = False
     orphan_seconds: float = 60.0
+    beat_seconds: float = BEAT_SECONDS
+    fake: FakeCosts = FakeCosts()
+
+
+def thread_environment(threads: int) -> dict[str, str]:
+    """Variables that bound a process to ``threads`` compute threads which sleep while idle;
+    they count only when they are set before the numeric libraries load."""
+    bounded = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+    return {
+        **dict.fromkeys(bounded, str(threads)),
+        "OMP_WAIT_POLICY": "PASSIVE",
+        "TOKENIZERS_PARALLELISM": "false",
+    }
 
 
 # --- block keys --------------------------------------------------------------------------------
@@ -181,6 +202,17 @@ class Refused(Wire, frozen=True):
     reason: str
 
 
+class Ping(Wire, frozen=True):
+    """Sent to every instance each ``BEAT_SECONDS``: the gateway lives."""
+
+
+class Resync(Wire, frozen=True):
+    """The gateway holds no link with this connection (any more): connect anew and say Hello.
+    Calls belong to the connection that submitted them, so those still running are cancelled."""
+
+    reason: str
+
+
 class Drain(Wire, frozen=True):
     """Finish what is running, accept nothing new."""
 
@@ -189,7 +221,7 @@ class Stop(Wire, frozen=True):
     """End the process now; running calls fail with ``FailureClass.GONE``."""
 
 
-ToInstance = Welcome | Refused | Submit | Cancel | Drain | Stop
+ToInstance = Welcome | Refused | Ping | Resync | Submit | Cancel | Drain | Stop
 
 
 # --- from the instance -------------------------------------------------------------------------
@@ -307,6 +339,12 @@ class Beat(Wire, frozen=True):
     last_version: int
 
 
+class Bye(Wire, frozen=True):
+    """The last message of a process that ends in order."""
+
+    reason: str
+
+
 class TopLogprob(Wire, frozen=True):
     token: int
     logprob: float
@@ -396,7 +434,16 @@ class BlocksRemoved(Wire, frozen=True):
 
 
 FromInstance = (
-    Hello | Snapshot | Beat | Tokens | Started | Finished | Failed | BlocksStored | BlocksRemoved
+    Hello
+    | Snapshot
+    | Beat
+    | Bye
+    | Tokens
+    | Started
+    | Finished
+    | Failed
+    | BlocksStored
+    | BlocksRemoved
 )
 
 
