@@ -318,7 +318,9 @@ class Counters(Wire, frozen=True):
 class Snapshot(Wire, frozen=True):
     """The instance's state. ``phase`` is the slot phase (``idle`` between slots);
     ``round_remaining`` is the predicted time until every model with work has had its slot;
-    ``round_length`` the predicted length of the present round; both in seconds."""
+    ``round_length`` the predicted length of the present round; both in seconds. ``last_call``
+    is the id of the last ``Submit`` that the scheduler had taken in: the state shows that call
+    and all that were sent before it, so a gateway overlays only those it sent later."""
 
     version: int
     active_model: str
@@ -330,6 +332,7 @@ class Snapshot(Wire, frozen=True):
     estimates: dict[str, Estimate]
     occupancy: Occupancy
     counters: Counters
+    last_call: bytes = b""
 
 
 class Beat(Wire, frozen=True):
