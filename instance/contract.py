@@ -23,6 +23,9 @@ BLOCK_TOKENS: Final = 64
 KEY_BYTES: Final = 16
 BEAT_SECONDS: Final = 1.0
 SNAPSHOT_SECONDS: Final = 0.25
+LINK_SECRET_VARIABLE: Final = "ALIPES_LINK_SECRET"
+"""Environment variable with the Z85 CURVE secret key that all processes of a cluster share; it
+encrypts and authenticates links over TCP."""
 
 TokenIds = NDArray[np.int32]
 
