@@ -1,0 +1,68 @@
+"""May an instance take one more call? The two checks of Talaria Algorithm 1, line 14."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from alipes.gateway.routing.decision import Why
+from alipes.gateway.routing.predict import Round, has_work
+from alipes.instance.contract import Hello, Load, ModelReport
+
+
+def blocks_for(tokens: int, calls: int, block_tokens: int) -> int:
+    """Device blocks that ``calls`` calls with ``tokens`` tokens in all take at most: each
+    wastes less than one block."""
+    return (tokens + calls * (block_tokens - 1)) // block_tokens
+
+
+def misfit(report: ModelReport, block_tokens: int, prompt: int, output: int) -> str:
+    """Why a call can never run with this model there, in numbers; empty when it can."""
+    if prompt >= report.context:
+        return f"prompt of {prompt} tokens fills the model's context of {report.context}"
+    need = blocks_for(prompt + output, 1, block_tokens)
+    if need > report.kv_blocks:
+        return (
+            f"prompt of {prompt} and output of {output} tokens need {need} KV blocks of "
+            f"{block_tokens} tokens; there are {report.kv_blocks}"
+        )
+    return ""
+
+
+def check(
+    hello: Hello,
+    model: str,
+    before: Mapping[str, Load],
+    after: Mapping[str, Load],
+    output: int,
+    predicted: Round,
+) -> Why:
+    """``ok`` when the instance can take the call that turns loads ``before`` into ``after``.
+
+    An instance without work takes anything that fits it, so that a call whose round alone
+    exceeds the bound is late rather than lost. ``output`` is the typical completion length.
+    """
+    idle = not any(has_work(load) for load in before.values())
+    if idle:
+        return Why.OK
+    if sum(load.waiting for load in after.values()) > hello.max_waiting:
+        return Why.FULL
+    if not _memory_fits(hello, model, before, after, output):
+        return Why.MEMORY
+    if predicted.length > hello.targets.gamma * hello.targets.ttft:
+        return Why.ROUND
+    return Why.OK
+
+
+def _memory_fits(
+    hello: Hello, model: str, before: Mapping[str, Load], after: Mapping[str, Load], output: int
+) -> bool:
+    """Blocks for all prompts and predicted outputs of the model; a call alone is judged by
+    ``misfit``."""
+    if not has_work(before.get(model, Load())):
+        return True
+    load = after[model]
+    calls = load.waiting + load.running
+    outputs = min(load.remaining_tokens, calls * output)
+    tokens = load.running_context + load.waiting_tokens + outputs
+    capacity = next(report.kv_blocks for report in hello.models if report.name == model)
+    return blocks_for(tokens, calls, hello.block_tokens) <= capacity

@@ -1,0 +1,142 @@
+"""What goes into the router and what comes out of it: frozen, and readable as JSON."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class RouterSettings(msgspec.Struct, frozen=True):
+    """Bounds of placement, in seconds. An instance's state counts for ``state_seconds``; after
+    ``silence_seconds`` without a sign of life it has missed its beats. ``queue_depth`` bounds
+    the calls that wait in this gateway, ``queue_timeout`` how long each does."""
+
+    queue_depth: int = 256
+    queue_timeout: float = 120.0
+    state_seconds: float = 5.0
+    silence_seconds: float = 3.0
+
+
+class CallShape(msgspec.Struct, frozen=True):
+    """One call as placement sees it; token counts only."""
+
+    call_id: bytes
+    model: str
+    tenant: str
+    prompt_tokens: int
+    max_tokens: int
+
+
+class Why(StrEnum):
+    """Why a candidate could take the call, or why not."""
+
+    OK = "ok"
+    DOWN = "down"
+    SILENT = "silent"
+    DRAINING = "draining"
+    NO_STATE = "no-state"
+    STALE = "stale"
+    NO_ESTIMATE = "no-estimate"
+    TOO_SMALL = "too-small"
+    FULL = "full"
+    MEMORY = "memory"
+    ROUND = "round"
+    RESERVED = "reserved"
+
+    @property
+    def busy(self) -> bool:
+        """The instance is well and serves the model; it has no room for this call now."""
+        return self in (Why.FULL, Why.MEMORY, Why.ROUND, Why.RESERVED)
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """One instance's predicted cost of one call, Talaria Eq. 1, in seconds. ``queue``,
+    ``prefill`` and ``decode`` are the incremental work (with the delay to running decode),
+    ``recovery`` is that of the KV prefix, ``activation`` that of the model; ``total`` is their
+    sum. ``round_length`` is the predicted round with the call in it. Without a state to
+    predict from, all are 0 and ``why`` says so."""
+
+    instance: str
+    queue: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+    recovery: float = 0.0
+    activation: float = 0.0
+    total: float = 0.0
+    round_length: float = 0.0
+    admitted: bool = False
+    why: Why = Why.OK
+
+
+class Reason(StrEnum):
+    """Why a call went where it went, or waits."""
+
+    ONLY = "only"
+    ACTIVE = "active"
+    SWITCH = "switch"
+    LEAST_COST = "least-cost"
+    SPILL = "spill"
+    NO_INSTANCE = "no-instance"
+    BUSY = "busy"
+    BEHIND = "behind"
+
+
+class Placement(msgspec.Struct, frozen=True):
+    """``only``: no other instance serves the model. ``spill``: a cheaper one had no room.
+    ``switch``: the model must be made active there. ``active``: it alone has the model
+    active. ``least-cost``: several have, and it is the cheapest."""
+
+    call_id: bytes
+    instance: str
+    reason: Reason
+    candidates: tuple[Candidate, ...]
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """The call is queued here; ``Router.retry`` will place or reject it."""
+
+    call_id: bytes
+    reason: Reason
+    candidates: tuple[Candidate, ...]
+
+
+class RejectKind(StrEnum):
+    UNKNOWN_MODEL = "unknown-model"
+    TOO_LARGE = "too-large"
+    OVERLOADED = "overloaded"
+    TIMEOUT = "queue-timeout"
+
+
+class Reject(msgspec.Struct, frozen=True):
+    """The call will not be served; ``retry_after`` (seconds) is 0 where trying again is
+    pointless."""
+
+    call_id: bytes
+    kind: RejectKind
+    reason: str
+    retry_after: float = 0.0
+
+
+class InstanceStatus(msgspec.Struct, frozen=True):
+    """``why`` is ``ok`` when the instance may get new calls. ``age`` (seconds) is that of its
+    state, -1 before the first. ``placed`` calls are there now, ``unseen`` of them too recent
+    for its state to show."""
+
+    name: str
+    why: Why
+    age: float
+    active_model: str
+    phase: str
+    placed: int
+    unseen: int
+
+
+class RouterStatus(msgspec.Struct, frozen=True):
+    """``models`` tells for each model whether an instance can take calls for it now; ``ready``
+    whether that holds for all. ``queued`` counts the calls that wait, by model."""
+
+    ready: bool
+    models: dict[str, bool]
+    queued: dict[str, int]
+    instances: tuple[InstanceStatus, ...]

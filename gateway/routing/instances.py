@@ -1,0 +1,110 @@
+"""What the router knows of one instance, and how old it is."""
+
+from __future__ import annotations
+
+from alipes.gateway.routing.decision import InstanceStatus, RouterSettings, Why
+from alipes.gateway.routing.overlay import Charge, Overlay
+from alipes.instance.contract import Hello, Load, ModelReport, Snapshot
+
+SECOND = 1_000_000_000
+
+
+class InstanceState:
+    """One configured instance: its greeting, latest state, liveness and the calls placed there.
+
+    ``hello`` is kept when the link goes, so that what can ever fit there is still known.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.hello: Hello | None = None
+        self.snapshot: Snapshot | None = None
+        self.reports: dict[str, ModelReport] = {}
+        self.placed: set[bytes] = set()
+        self.overlay = Overlay()
+        self._up = False
+        self._draining = False
+        self._updated_at = 0
+        self._heard_at = 0
+        self._started: bytes | None = None
+
+    def connected(self, hello: Hello, now: int) -> None:
+        self.hello = hello
+        self.reports = {report.name: report for report in hello.models}
+        self.snapshot = None
+        self._up = True
+        self._draining = False
+        self._heard_at = now
+
+    def beat(self, now: int) -> None:
+        self._heard_at = max(self._heard_at, now)
+
+    def updated(self, snapshot: Snapshot, now: int) -> bool:
+        """Take a newer state; an older one, or one without a link, is ignored (False)."""
+        if not self._up:
+            return False
+        self.beat(now)
+        if self.snapshot is not None and snapshot.version < self.snapshot.version:
+            return False
+        self.snapshot = snapshot
+        self._updated_at = now
+        for call_id in (snapshot.last_call, self._started):
+            if call_id:
+                self.overlay.shown(call_id)
+        self._started = None
+        return True
+
+    def disconnected(self) -> tuple[bytes, ...]:
+        """The link is gone and with it every call that was there; their ids are returned."""
+        lost = tuple(sorted(self.placed))
+        self.placed.clear()
+        self.overlay = Overlay()
+        self.snapshot = None
+        self._started = None
+        self._up = False
+        return lost
+
+    def drain(self) -> None:
+        self._draining = True
+
+    def place(self, call_id: bytes, charge: Charge) -> None:
+        self.placed.add(call_id)
+        self.overlay.add(call_id, charge)
+
+    def started(self, call_id: bytes) -> None:
+        """The instance works on the call: its next state shows it."""
+        self._started = call_id
+
+    def release(self, call_id: bytes) -> None:
+        self.placed.discard(call_id)
+        self.overlay.release(call_id)
+
+    def condition(self, settings: RouterSettings, now: int) -> Why:
+        """``ok`` when new calls may go there, else what keeps them away."""
+        if not self._up:
+            return Why.DOWN
+        if self._draining or (self.snapshot is not None and self.snapshot.draining):
+            return Why.DRAINING
+        if now - self._heard_at > settings.silence_seconds * SECOND:
+            return Why.SILENT
+        if self.snapshot is None:
+            return Why.NO_STATE
+        if now - self._updated_at > settings.state_seconds * SECOND:
+            return Why.STALE
+        return Why.OK
+
+    def loads(self) -> dict[str, Load]:
+        """The reported loads with the overlay on them."""
+        return self.overlay.onto(self.snapshot.loads if self.snapshot else {})
+
+    def status(self, settings: RouterSettings, now: int) -> InstanceStatus:
+        shown = self.snapshot
+        return InstanceStatus(
+            name=self.name,
+            why=self.condition(settings, now),
+            age=(now - self._updated_at) / SECOND if shown else -1.0,
+            active_model=shown.active_model if shown else "",
+            phase=shown.phase if shown else "",
+            placed=len(self.placed),
+            unseen=len(self.overlay),
+        )

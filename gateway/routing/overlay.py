@@ -1,0 +1,82 @@
+"""The in-flight overlay of one instance: calls sent that its state cannot show yet (4.1)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from alipes.instance.contract import Load
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """What one call adds to the load of its model."""
+
+    model: str
+    prompt_tokens: int
+    output_tokens: int
+
+
+class Overlay:
+    """Charges in the order in which the calls were sent.
+
+    An instance takes calls in that order, so a state that shows one shows all before it. A call
+    that is gone before it was shown keeps its place in the order, without its charge.
+    """
+
+    def __init__(self) -> None:
+        self._charges: dict[bytes, Charge | None] = {}
+        self._calls: Counter[str] = Counter()
+        self._prompts: Counter[str] = Counter()
+        self._outputs: Counter[str] = Counter()
+        self._live = 0
+
+    def __len__(self) -> int:
+        return self._live
+
+    def add(self, call_id: bytes, charge: Charge) -> None:
+        self._charges[call_id] = charge
+        self._count(charge, 1)
+
+    def release(self, call_id: bytes) -> None:
+        """The call is over; nothing happens when a state has shown it already."""
+        charge = self._charges.get(call_id)
+        if charge is not None:
+            self._count(charge, -1)
+            self._charges[call_id] = None
+        if not self._live:
+            self._charges.clear()
+
+    def shown(self, call_id: bytes) -> None:
+        """A state shows this call; nothing happens when the call is not in the overlay."""
+        if call_id not in self._charges:
+            return
+        for known in list(self._charges):
+            charge = self._charges.pop(known)
+            if charge is not None:
+                self._count(charge, -1)
+            if known == call_id:
+                return
+
+    def onto(self, loads: Mapping[str, Load]) -> dict[str, Load]:
+        """``loads`` with the charges added as waiting calls."""
+        merged = dict(loads)
+        for model, calls in self._calls.items():
+            if not calls:
+                continue
+            load = merged.get(model, Load())
+            merged[model] = Load(
+                waiting=load.waiting + calls,
+                waiting_tokens=load.waiting_tokens + self._prompts[model],
+                running=load.running,
+                running_context=load.running_context,
+                remaining_tokens=load.remaining_tokens + self._outputs[model],
+            )
+        return merged
+
+    def _count(self, charge: Charge, sign: int) -> None:
+        self._live += sign
+        self._calls[charge.model] += sign
+        self._prompts[charge.model] += sign * charge.prompt_tokens
+        self._outputs[charge.model] += sign * charge.output_tokens
