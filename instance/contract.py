@@ -91,7 +91,9 @@ class FakeCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class InstanceSettings(msgspec.Struct, frozen=True):
-    """All that one instance process needs to start; sizes in bytes, times in seconds."""
+    """All that one instance process needs to start; sizes in bytes, times in seconds. A cold
+    instance lengthens its rounds, as far as the targets allow, until switches take no more than
+    ``switch_share`` of them."""
 
     name: str
     pool: Pool
@@ -109,6 +111,7 @@ class InstanceSettings(msgspec.Struct, frozen=True):
     threads: int = 1
     allow_forced_tokens: bool = False
     orphan_seconds: float = 60.0
+    switch_share: float = 0.1
     beat_seconds: float = BEAT_SECONDS
     fake: FakeCosts = FakeCosts()
 
@@ -387,7 +390,8 @@ class FinishReason(StrEnum):
 
 
 class Finished(Wire, frozen=True):
-    """The call's last message. ``stop_id`` is the id that ended it, not part of the text.
+    """The call's last message. ``stop_id`` is the id that ended it, not part of the text: it is
+    counted in ``completion_tokens`` and never among the ``Tokens``.
     Durations in seconds: in queues, in prefill iterations, and from first token to last."""
 
     call_id: bytes

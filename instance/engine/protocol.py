@@ -94,4 +94,10 @@ class Engine(Protocol):
 
 
 class EngineError(Exception):
-    """The engine refuses; the message says which object and what to do."""
+    """The engine refuses; the message says which object and what to do. ``call_ids`` names the
+    rows at fault in a step; empty means all of them. A refused step leaves the others' state
+    as it was."""
+
+    def __init__(self, message: str, call_ids: tuple[bytes, ...] = ()) -> None:
+        super().__init__(message)
+        self.call_ids = call_ids

@@ -41,11 +41,16 @@ class Resume:
 @dataclass(frozen=True, slots=True)
 class Run:
     """Iterate over this batch at most ``max_steps`` times, or until an event: a call finishes,
-    a message arrives, the scheduler says the run is over. A prefill run has one step."""
+    a message arrives, the scheduler says the run is over. A prefill run has one step, in which
+    call i computes ``chunks[i]`` tokens; in a decode run every chunk is 1. ``started`` is told
+    before the first step."""
 
+    model: str
     phase: str
     call_ids: tuple[bytes, ...]
+    chunks: tuple[int, ...]
     max_steps: int
+    started: tuple[Started, ...] = ()
 
 
 Work = Switch | Resume | Run
@@ -53,12 +58,12 @@ Work = Switch | Resume | Run
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What an iteration led to, in the order in which it is to be told; ``over`` ends the run."""
+    """What a piece of work led to, in the order in which it is to be told; ``over`` ends the
+    run. Blocks removed went before those stored took their place."""
 
-    started: tuple[Started, ...] = ()
-    drawn: tuple[Drawn, ...] = ()
-    stored: tuple[BlocksStored, ...] = ()
     removed: tuple[BlocksRemoved, ...] = ()
+    stored: tuple[BlocksStored, ...] = ()
+    drawn: tuple[Drawn, ...] = ()
     finished: tuple[Finished, ...] = ()
     failed: tuple[Failed, ...] = ()
     over: bool = False
