@@ -1,0 +1,158 @@
+"""The endpoint under replay: what it serves, how it counts tokens, one streamed call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+from urllib.parse import urlsplit
+
+import httpx
+import msgspec
+
+from alipes.replay.stream import Answer, problem_of
+
+ESTIMATED_CHARACTERS: Final = 3
+AT_ONCE: Final = 16
+
+
+class EndpointError(Exception):
+    """The endpoint cannot be replayed against; one line says why and what to do."""
+
+
+class _Model(msgspec.Struct, frozen=True):
+    id: str
+    max_model_len: int | None = None
+    context_length: int | None = None
+
+
+class _Models(msgspec.Struct, frozen=True):
+    data: list[_Model]
+
+
+class _Count(msgspec.Struct, frozen=True):
+    count: int
+
+
+class Endpoint:
+    """An OpenAI-compatible server. ``base_url`` may end in ``/v1`` or not."""
+
+    def __init__(self, base_url: str, api_key: str = "") -> None:
+        self.url = base_url.rstrip("/").removesuffix("/v1")
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise EndpointError(
+                f"--base-url {base_url!r} is not a URL; give one such as http://127.0.0.1:8000/v1"
+            )
+        self._client = httpx.AsyncClient(
+            headers={"authorization": f"Bearer {api_key}"} if api_key else {},
+            timeout=httpx.Timeout(600, connect=10),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            # A proxy is for other machines.
+            trust_env=parts.hostname not in ("localhost", "127.0.0.1", "::1"),
+        )
+        self._counts: dict[tuple[str, str], int] = {}
+        self.counts_are_estimates = False
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    async def contexts(self, models: Iterable[str]) -> dict[str, int | None]:
+        """Context length in tokens of each model, None where the endpoint does not say."""
+        response = await self._preflight()
+        try:
+            served = {model.id: model for model in msgspec.json.decode(response, type=_Models).data}
+        except msgspec.DecodeError as error:
+            raise EndpointError(
+                f"{self.url}/v1/models did not answer as an OpenAI endpoint does ({error});"
+                " check --base-url"
+            ) from None
+        for model in models:
+            if model not in served:
+                raise EndpointError(
+                    f"--models: {self.url} has no model {model!r};"
+                    f" it serves {', '.join(sorted(served)) or 'none'}"
+                )
+        return {
+            model: served[model].max_model_len or served[model].context_length for model in models
+        }
+
+    async def _preflight(self) -> bytes:
+        try:
+            response = await self._client.get(f"{self.url}/v1/models")
+        except httpx.HTTPError as error:
+            raise EndpointError(
+                f"cannot reach {self.url} ({_reason(error)}); start it with `alipes serve`"
+                " or give another --base-url"
+            ) from None
+        if response.status_code in (401, 403):
+            raise EndpointError(f"{self.url} refused the key; give one with --api-key")
+        if response.status_code != 200:
+            raise EndpointError(
+                f"{self.url}/v1/models answered {response.status_code}; check --base-url"
+            )
+        return response.content
+
+    async def counts(self, model: str, texts: Iterable[str]) -> Mapping[str, int]:
+        """Tokens of each text under ``model``, asked for once in the life of this object. Where
+        the endpoint has no ``/tokenize`` the number is an estimate from the text's length."""
+        gate = asyncio.Semaphore(AT_ONCE)
+
+        async def one(text: str) -> int:
+            async with gate:
+                return await self._count(model, text)
+
+        wanted = list(texts)
+        return dict(zip(wanted, await asyncio.gather(*map(one, wanted)), strict=True))
+
+    async def _count(self, model: str, text: str) -> int:
+        key = (model, text)
+        if not text:
+            return 0
+        if key not in self._counts:
+            self._counts[key] = await self._ask_count(model, text)
+        return self._counts[key]
+
+    async def _ask_count(self, model: str, text: str) -> int:
+        if not self.counts_are_estimates:
+            body = {"model": model, "prompt": text, "add_special_tokens": False}
+            try:
+                response = await self._client.post(f"{self.url}/tokenize", json=body)
+            except httpx.HTTPError as error:
+                raise EndpointError(f"{self.url}/tokenize failed: {_reason(error)}") from None
+            if response.status_code == 200:
+                return msgspec.json.decode(response.content, type=_Count).count
+            if response.status_code not in (404, 405, 501):
+                problem = problem_of(response.status_code, response.content)
+                raise EndpointError(f"{self.url}/tokenize answered {problem}")
+            self.counts_are_estimates = True
+        return -(-len(text) // ESTIMATED_CHARACTERS)
+
+    async def chat(self, body: bytes, headers: dict[str, str], clock: Callable[[], int]) -> Answer:
+        """One streamed call. Never raises for what the endpoint does: see ``Answer.error``."""
+        answer = Answer()
+        try:
+            await self._stream(answer, body, headers, clock)
+        except httpx.HTTPError as error:
+            answer.error = _reason(error)
+        return answer
+
+    async def _stream(
+        self, answer: Answer, body: bytes, headers: dict[str, str], clock: Callable[[], int]
+    ) -> None:
+        headers = headers | {"content-type": "application/json"}
+        url = f"{self.url}/v1/chat/completions"
+        async with self._client.stream("POST", url, content=body, headers=headers) as response:
+            answer.instance = response.headers.get("x-alipes-instance", "")
+            answer.placement = response.headers.get("x-alipes-reason", "")
+            if response.status_code != 200:
+                answer.error = problem_of(response.status_code, await response.aread())
+                return
+            # Read to the very end, so that the connection can be used again.
+            async for line in response.aiter_lines():
+                answer.take(line, clock)
+        answer.close()
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__

@@ -1,0 +1,65 @@
+"""What a replay writes down: one record a call, as a line of JSON, at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+
+class CallRecord(msgspec.Struct, frozen=True):
+    """One call as it went. Instants are seconds since the replay began: ``intended`` is the
+    instant at which the closed loop wanted to send it, and ``ttft`` counts from there.
+    Token numbers are the endpoint's own, None where it did not say. ``output`` is a digest of
+    the text, so that two runs can be compared. ``error`` is empty for a call that succeeded."""
+
+    session: str
+    request_id: str
+    model: str
+    index: int
+    gap: float
+    intended: float
+    sent: float
+    finished: float
+    expected_tokens: int
+    ttft: float | None = None
+    tpot: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    finish_reason: str = ""
+    instance: str = ""
+    placement: str = ""
+    output: str = ""
+    error: str = ""
+
+
+class PlannedTotals(msgspec.Struct, frozen=True):
+    """A session as planned: how many calls, and which share of each message was kept."""
+
+    session: str
+    model: str
+    calls: int
+    share: float
+
+
+class Recorder:
+    """Keeps every record and appends it to ``file`` as one flushed line: whatever ends the run,
+    the file holds whole lines only."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.records: list[CallRecord] = []
+        self._file: IO[bytes] | None = None
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("wb", buffering=0)
+
+    def add(self, record: CallRecord) -> None:
+        self.records.append(record)
+        if self._file is not None:
+            self._file.write(msgspec.json.encode(record) + b"\n")
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()

@@ -1,0 +1,134 @@
+"""What a streamed chat completion said, read line by line; no sockets here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+
+class _Function(msgspec.Struct, frozen=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class _ToolCall(msgspec.Struct, frozen=True):
+    function: _Function = _Function()
+
+
+class _Delta(msgspec.Struct, frozen=True):
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[_ToolCall] | None = None
+
+    @property
+    def text(self) -> str:
+        """All that the model wrote; ids of tool calls are the server's own and left out."""
+        calls = [call.function for call in self.tool_calls or ()]
+        written = [part for call in calls for part in (call.name, call.arguments)]
+        return "".join(filter(None, (self.reasoning_content, self.content, *written)))
+
+
+class _Choice(msgspec.Struct, frozen=True):
+    delta: _Delta = _Delta()
+    finish_reason: str | None = None
+
+
+class _Cached(msgspec.Struct, frozen=True):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct, frozen=True):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _Cached | None = None
+
+
+class _Chunk(msgspec.Struct, frozen=True):
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: object = None
+
+
+_decoder: Final = msgspec.json.Decoder(_Chunk)
+
+
+@dataclass(slots=True)
+class Answer:
+    """What one call gave. ``first`` and ``last`` are the instants (of the clock handed in) at
+    which output came, None if none ever did. ``error`` is empty when all went well."""
+
+    first: int | None = None
+    last: int | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    completion_tokens: int | None = None
+    finish_reason: str = ""
+    instance: str = ""
+    placement: str = ""
+    output: str = ""
+    error: str = ""
+    _done: bool = field(default=False, init=False)
+    _digest: hashlib.blake2b = field(
+        default_factory=lambda: hashlib.blake2b(digest_size=8), init=False
+    )
+
+    def take(self, line: str, clock: Callable[[], int]) -> None:
+        """One line of the stream; comments (keep-alives) and other fields are passed over."""
+        if self.error or not line.startswith("data:"):
+            return
+        event = line[5:].strip()
+        if event == "[DONE]":
+            self._done = True
+            return
+        try:
+            self._chunk(_decoder.decode(event), clock)
+        except msgspec.DecodeError as error:
+            self.error = f"an event of the stream is not a chat completion chunk: {error}"
+
+    def close(self) -> None:
+        """The stream is over."""
+        if not self._done and not self.error:
+            self.error = "the stream ended without [DONE]"
+        self.output = self._digest.hexdigest()
+
+    def _chunk(self, chunk: _Chunk, clock: Callable[[], int]) -> None:
+        if chunk.error:
+            self.error = f"in the stream: {_message_in(chunk.error)}"
+        for choice in chunk.choices:
+            self._text(choice.delta.text, clock)
+            self.finish_reason = choice.finish_reason or self.finish_reason
+        if chunk.usage is not None:
+            self.prompt_tokens = chunk.usage.prompt_tokens
+            self.completion_tokens = chunk.usage.completion_tokens
+            details = chunk.usage.prompt_tokens_details
+            self.cached_tokens = details.cached_tokens if details else None
+
+    def _text(self, text: str, clock: Callable[[], int]) -> None:
+        if not text:
+            return
+        self.last = clock()
+        if self.first is None:
+            self.first = self.last
+        self._digest.update(text.encode())
+
+
+def problem_of(status: int, body: bytes) -> str:
+    """An HTTP error in one line: the status, and the message of an OpenAI or Anthropic error or
+    the beginning of the body."""
+    try:
+        message = _message_in(msgspec.json.decode(body))
+    except msgspec.DecodeError:
+        message = body[:200].decode(errors="replace")
+    return f"{status}: {message}"
+
+
+def _message_in(value: object) -> str:
+    if isinstance(value, dict):
+        inner = value.get("error") or value.get("message")
+        if inner:
+            return _message_in(inner)
+    return str(value)[:300]
