@@ -1,33 +1,104 @@
-"""The cluster file as frozen structs."""
+"""The cluster file as frozen structs, and how it is read."""
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
 import msgspec
 
-from alipes.instance.contract import ModelSource, Pool, Targets
+from alipes.gateway.strict import ConfigError, FieldError, convert, nearest, parse_size, read_yaml
+from alipes.instance.contract import (
+    FakeCosts,
+    InstanceSettings,
+    LocalFolder,
+    ModelSettings,
+    ModelSource,
+    PackagedGguf,
+    Pool,
+    RandomWeights,
+    Targets,
+)
+
+__all__ = [
+    "ApiKey",
+    "Cluster",
+    "ConfigError",
+    "GatewaySettings",
+    "InstanceEntry",
+    "Limits",
+    "ModelEntry",
+    "instance_settings",
+    "json_schema",
+    "load_cluster",
+    "unserved",
+]
+
+CACHE_VARIABLE: Final = "ALIPES_CACHE"
+
+_SIZE_SCHEMA: Final = {"type": ["integer", "string"]}
+_SOURCE_SCHEMA: Final[dict[str, Any]] = {
+    "anyOf": [
+        {"type": "string", "description": "a Hugging Face folder, relative to this file"},
+        {
+            "type": "object",
+            "properties": {"package": {"type": "string"}, "file": {"type": "string"}},
+            "required": ["package", "file"],
+            "additionalProperties": False,
+        },
+        {
+            "type": "object",
+            "properties": {
+                "random": {
+                    "type": "object",
+                    "properties": {
+                        "family": {"type": "string"},
+                        "size": {"type": "string"},
+                        "seed": {"type": "integer"},
+                    },
+                    "required": ["family", "size"],
+                    "additionalProperties": False,
+                }
+            },
+            "required": ["random"],
+            "additionalProperties": False,
+        },
+    ]
+}
+
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
+Bytes = Annotated[int, msgspec.Meta(ge=1, extra_json_schema=_SIZE_SCHEMA)]
+Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A key that a client sends, the tenant it speaks for, and how many calls it may have open."""
 
-    key: str
-    tenant: str
-    max_concurrent: int = 64
+    key: Text
+    tenant: Text
+    max_concurrent: Count = 64
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bounds of the gateway: sizes in bytes, times in seconds."""
 
-    body_bytes: int = 32 << 20
-    queue_depth: int = 256
-    queue_timeout: float = 120.0
-    keep_alive: float = 5.0
-    default_max_tokens: int = 1024
+    body_bytes: Bytes = 32 << 20
+    queue_depth: Count = 256
+    queue_timeout: Seconds = 120.0
+    keep_alive: Seconds = 5.0
+    default_max_tokens: Count = 1024
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    host: str = "127.0.0.1"
-    port: int = 8000
+    """``endpoint`` is where instances connect (ZeroMQ); empty is a local socket of this user."""
+
+    host: Text = "127.0.0.1"
+    port: Port = 8000
     endpoint: str = ""
     limits: Limits = Limits()
     api_keys: tuple[ApiKey, ...] = ()
@@ -39,25 +110,27 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``decode_step`` (seconds) overrides the estimate that ``check`` makes."""
 
     source: ModelSource
-    dtype: str = "float16"
-    decode_step: float | None = None
+    dtype: Literal["float16", "float32"] = "float16"
+    decode_step: Seconds | None = None
 
 
 class InstanceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One engine process. ``threads`` 0 means its share of the cores; ``local`` false means that
-    it is started elsewhere with ``alipes instance`` and connects here."""
+    it is started elsewhere with ``alipes instance`` and connects here. ``fake`` is what the
+    work of the engine of that name takes."""
 
     pool: Pool
-    models: tuple[str, ...]
-    engine: str = "native"
-    device: str = "cpu"
-    device_bytes: int = 2 << 30
-    host_bytes: int = 1 << 30
-    prefill_chunk: int = 512
-    max_running: int = 16
-    max_waiting: int = 256
-    threads: int = 0
+    models: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
+    engine: Literal["native", "fake"] = "native"
+    device: Text = "cpu"
+    device_bytes: Bytes = 2 << 30
+    host_bytes: Bytes = 1 << 30
+    prefill_chunk: Count = 512
+    max_running: Count = 16
+    max_waiting: Count = 256
+    threads: Annotated[int, msgspec.Meta(ge=0)] = 0
     local: bool = True
+    fake: FakeCosts = FakeCosts()
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -65,4 +138,187 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     instances: dict[str, InstanceEntry]
     gateway: GatewaySettings = GatewaySettings()
     targets: Targets = Targets()
-    cache: str = "~/.cache/alipes"
+    cache: Text = "~/.cache/alipes"
+
+
+_NAMES: Final = {
+    "models": re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}"),
+    "instances": re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"),
+}
+
+
+def load_cluster(path: Path | str, environ: Mapping[str, str] = os.environ) -> Cluster:
+    """Read and validate a cluster file. Paths in it are relative to it and come back absolute;
+    ``ALIPES_CACHE`` in ``environ`` overrides ``cache``. Raises ConfigError, one line."""
+    path = Path(path)
+    try:
+        return _cluster(read_yaml(path), path.absolute().parent, environ)
+    except FieldError as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def json_schema() -> dict[str, Any]:
+    """JSON schema of the file as it is written."""
+    schema = msgspec.json.schema(Cluster)
+    definitions = schema["$defs"]
+    definitions["ModelEntry"]["properties"]["source"] = _SOURCE_SCHEMA
+    for struct in (LocalFolder, PackagedGguf, RandomWeights):
+        del definitions[struct.__name__]
+    return schema
+
+
+def unserved(cluster: Cluster) -> tuple[str, ...]:
+    """Models of the catalogue that no instance serves."""
+    served = {model for entry in cluster.instances.values() for model in entry.models}
+    return tuple(model for model in cluster.models if model not in served)
+
+
+def instance_settings(
+    cluster: Cluster, name: str, folders: Mapping[str, Path], endpoint: str
+) -> InstanceSettings:
+    """What the process of instance ``name`` needs, given the folders of its prepared models.
+    Raises ConfigError when there is no such instance."""
+    entry = cluster.instances.get(name)
+    if entry is None:
+        hint = nearest(name, list(cluster.instances))
+        raise ConfigError(f"instances: unknown instance {name!r}; {hint}")
+    models = tuple(
+        ModelSettings(model, str(folders[model]), cluster.models[model].dtype)
+        for model in entry.models
+    )
+    return InstanceSettings(
+        name=name,
+        pool=entry.pool,
+        models=models,
+        targets=cluster.targets,
+        endpoint=endpoint,
+        engine=entry.engine,
+        device=entry.device,
+        device_bytes=entry.device_bytes,
+        host_bytes=entry.host_bytes,
+        prefill_chunk=entry.prefill_chunk,
+        max_running=entry.max_running,
+        max_waiting=entry.max_waiting,
+        threads=max(1, entry.threads),
+        allow_forced_tokens=cluster.gateway.allow_forced_tokens,
+        fake=entry.fake,
+    )
+
+
+def _cluster(raw: dict[str, Any], folder: Path, environ: Mapping[str, str]) -> Cluster:
+    # The outer shape first, with the entries left as they are: an error inside one is to name it.
+    top = convert(raw, _Outline, "")
+    entries = _named(top.models, "models")
+    models = {
+        name: convert(_sourced(entry, folder, f"models.{name}"), ModelEntry, f"models.{name}")
+        for name, entry in entries.items()
+    }
+    instances = {
+        name: convert(_sized(entry, f"instances.{name}"), InstanceEntry, f"instances.{name}")
+        for name, entry in _named(top.instances, "instances").items()
+    }
+    gateway = convert(_sized(top.gateway, "gateway"), GatewaySettings, "gateway")
+    targets = convert(top.targets, Targets, "targets")
+    cache = environ.get(CACHE_VARIABLE) or top.cache
+    cluster = Cluster(models, instances, gateway, targets, str(_absolute(cache, folder)))
+    _check_instances(cluster)
+    _check_targets(targets)
+    _check_keys(gateway.api_keys)
+    return cluster
+
+
+class _Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    models: dict[str, Any]
+    instances: dict[str, Any]
+    gateway: dict[str, Any] = {}
+    targets: dict[str, Any] = {}
+    cache: Text = "~/.cache/alipes"
+
+
+def _named(entries: dict[str, Any], section: str) -> dict[str, Any]:
+    if not entries:
+        raise FieldError(section, "is empty; name at least one")
+    for name in entries:
+        if not _NAMES[section].fullmatch(name):
+            raise FieldError(
+                f"{section}.{name}",
+                "not a usable name; start with a letter or digit, go on with those, '.', '_', '-'",
+            )
+    return entries
+
+
+def _absolute(path: str, folder: Path) -> Path:
+    return Path(os.path.normpath(folder / Path(path).expanduser()))
+
+
+def _sized(value: Any, field: str) -> Any:
+    """Sizes written with a unit become bytes, in fields whose names end in ``_bytes``."""
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: parse_size(inner, f"{field}.{key}")
+        if str(key).endswith("_bytes")
+        else _sized(inner, f"{field}.{key}")
+        for key, inner in value.items()
+    }
+
+
+def _sourced(entry: Any, folder: Path, field: str) -> Any:
+    if not isinstance(entry, dict) or "source" not in entry:
+        return entry
+    return {**entry, "source": _source(entry["source"], folder, f"{field}.source")}
+
+
+def _source(value: Any, folder: Path, field: str) -> ModelSource:
+    """The three ways to write a source, as structs."""
+    if isinstance(value, str) and value:
+        return LocalFolder(str(_absolute(value, folder)))
+    if isinstance(value, dict) and "package" in value:
+        renamed = {"requirement" if k == "package" else k: v for k, v in value.items()}
+        return convert(renamed, PackagedGguf, field)
+    if isinstance(value, dict) and list(value) == ["random"]:
+        return convert(value["random"], RandomWeights, f"{field}.random")
+    raise FieldError(
+        field, "write a folder, {package: NAME==VERSION, file: PATH} or {random: {family, size}}"
+    )
+
+
+def _check_instances(cluster: Cluster) -> None:
+    for name, entry in cluster.instances.items():
+        field = f"instances.{name}.models"
+        for index, model in enumerate(entry.models):
+            if model not in cluster.models:
+                known = ", ".join(cluster.models)
+                raise FieldError(f"{field}[{index}]", f"unknown model {model!r}; known: {known}")
+            if model in entry.models[:index]:
+                raise FieldError(f"{field}[{index}]", f"{model!r} is named twice; keep one")
+        if entry.pool is Pool.HOT and len(entry.models) != 1:
+            raise FieldError(
+                field,
+                f"a hot instance serves exactly one model, not {len(entry.models)}; "
+                "keep one, or write `pool: cold`",
+            )
+        if not re.fullmatch(r"cpu|cuda(:\d+)?", entry.device):
+            raise FieldError(
+                f"instances.{name}.device", f"{entry.device!r} is not cpu, cuda or cuda:N"
+            )
+        if not entry.local and not cluster.gateway.endpoint:
+            raise FieldError(
+                "gateway.endpoint", f"set it, like tcp://HOST:PORT: instance {name!r} is not local"
+            )
+
+
+def _check_targets(targets: Targets) -> None:
+    for name in ("ttft", "tpot"):
+        if not 0 < getattr(targets, name) <= 86400:
+            raise FieldError(f"targets.{name}", "must be above 0 and at most 86400 (seconds)")
+    if not 0 < targets.gamma < 1:
+        raise FieldError("targets.gamma", f"must be between 0 and 1, got {targets.gamma:g}")
+
+
+def _check_keys(keys: tuple[ApiKey, ...]) -> None:
+    seen: set[str] = set()
+    for index, entry in enumerate(keys):
+        if entry.key in seen:
+            raise FieldError(f"gateway.api_keys[{index}].key", "is given twice; keep one")
+        seen.add(entry.key)
