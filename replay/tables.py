@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from alipes.replay.records import CallRecord
@@ -13,7 +14,7 @@ from alipes.replay.stats import ModelRow, SessionRow, Summary
 def model_table(rows: Iterable[ModelRow]) -> Table:
     table = _table(
         "Models (times in seconds, p50 / p95 by nearest rank)",
-        ("model", "sessions", "calls", "failed", "SCT", "TTFT", "TPOT", "prompt", "cached", "out"),
+        ("model", "done", "calls", "failed", "SCT", "TTFT", "TPOT", "prompt", "cached", "out"),
     )
     for row in rows:
         table.add_row(
@@ -34,14 +35,14 @@ def model_table(rows: Iterable[ModelRow]) -> Table:
 def session_table(rows: Iterable[SessionRow]) -> Table:
     table = _table(
         "Sessions (SCT: first intended enqueue to last completion, seconds)",
-        ("session", "model", "calls", "SCT", "TTFT", "prompt", "cached", "out", "kept"),
+        ("model", "session", "calls", "SCT", "TTFT", "prompt", "cached", "out", "kept"),
     )
     for row in rows:
         table.add_row(
-            row.session,
             row.model,
+            label(row.session),
             f"{row.calls}/{row.planned}",
-            _number(row.sct) if not row.error else f"[red]{_plain(row.error)}[/red]",
+            "[red]failed[/red]" if row.failed else _number(row.sct),
             _pair(row.ttft_p50, row.ttft_p95),
             f"{row.prompt_tokens:,}",
             _share(row.cached_tokens, row.prompt_tokens),
@@ -54,14 +55,27 @@ def session_table(rows: Iterable[SessionRow]) -> Table:
 def call_table(records: Iterable[CallRecord]) -> Table:
     table = _table(
         "Calls (seconds; TTFT from the intended enqueue)",
-        ("model", "call", "at", "TTFT", "took", "prompt", "cached", "out", "instance", "placed by"),
+        (
+            "model",
+            "session",
+            "call",
+            "at",
+            "TTFT",
+            "took",
+            "prompt",
+            "cached",
+            "out",
+            "by",
+            "reason",
+        ),
     )
     for record in sorted(records, key=lambda record: (record.session, record.index)):
         table.add_row(
             record.model,
+            label(record.session),
             str(record.index),
             _number(record.intended),
-            _number(record.ttft) if not record.error else f"[red]{_plain(record.error)}[/red]",
+            "[red]failed[/red]" if record.error else _number(record.ttft),
             _number(record.finished - record.intended),
             _count(record.prompt_tokens),
             _share(record.cached_tokens or 0, record.prompt_tokens or 0),
@@ -94,10 +108,17 @@ def remarks(summary: Summary) -> list[str]:
     return lines
 
 
+def label(session: str) -> str:
+    """A session's id without the model: the trace it replays and its number."""
+    return f"{session.split('.', 1)[0]}#{session.rsplit('.', 1)[-1]}"
+
+
 def _table(title: str, columns: Iterable[str]) -> Table:
-    table = Table(title=title, title_justify="left")
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
+    )
     for column in columns:
-        text = column in ("model", "session", "instance", "placed by")
+        text = column in ("model", "session", "by", "reason")
         table.add_column(column, justify="left" if text else "right", overflow="fold")
     return table
 

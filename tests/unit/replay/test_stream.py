@@ -1,0 +1,68 @@
+import json
+from collections.abc import Iterator
+
+from alipes.replay.stream import Answer, problem_of
+
+
+def answer_of(*events: object, done: bool = True) -> Answer:
+    clock: Iterator[int] = iter(range(1000))
+    answer = Answer()
+    for event in events:
+        line = event if isinstance(event, str) else f"data: {json.dumps(event)}"
+        answer.take(line, lambda: next(clock))
+    if done:
+        answer.take("data: [DONE]", lambda: next(clock))
+    answer.close()
+    return answer
+
+
+def delta(**fields: object) -> dict[str, object]:
+    return {"choices": [{"index": 0, "delta": fields}]}
+
+
+def test_the_first_output_is_text_not_a_role_and_not_a_comment() -> None:
+    usage = {
+        "prompt_tokens": 9,
+        "completion_tokens": 2,
+        "prompt_tokens_details": {"cached_tokens": 4},
+    }
+    answer = answer_of(
+        ": keep-alive",
+        "",
+        delta(role="assistant", content=""),
+        delta(content="a"),
+        delta(content="b"),
+        {"choices": [{"delta": {}, "finish_reason": "length"}]},
+        {"choices": [], "usage": usage},
+    )
+    assert (answer.first, answer.last, answer.error) == (0, 1, "")
+    assert (answer.prompt_tokens, answer.completion_tokens, answer.cached_tokens) == (9, 2, 4)
+    assert answer.finish_reason == "length"
+
+
+def test_the_digest_is_of_the_text_however_it_was_cut() -> None:
+    assert (
+        answer_of(delta(content="ab")).output
+        == answer_of(delta(content="a"), delta(content="b")).output
+    )
+    assert answer_of(delta(content="ab")).output != answer_of(delta(content="ba")).output
+    one, other = (
+        delta(tool_calls=[{"index": 0, "id": name, "function": {"name": "f", "arguments": "{}"}}])
+        for name in ("id1", "id2")
+    )
+    assert answer_of(one).output == answer_of(other).output
+    assert answer_of(one).first == 0
+
+
+def test_what_goes_wrong_in_a_stream_is_an_error() -> None:
+    assert "without [DONE]" in answer_of(delta(content="a"), done=False).error
+    assert answer_of({"error": {"message": "gone"}}).error == "in the stream: gone"
+    assert "not a chat completion chunk" in answer_of("data: {oops").error
+    assert "not a chat completion chunk" in answer_of({"choices": 3}).error
+
+
+def test_http_problems_are_one_line() -> None:
+    assert problem_of(404, b'{"error": {"message": "no such model"}}') == "404: no such model"
+    assert problem_of(400, b'{"type": "error", "error": {"message": "bad"}}') == "400: bad"
+    assert problem_of(502, b"<html>") == "502: <html>"
+    assert problem_of(500, b'{"error": "plain"}') == "500: plain"
