@@ -1,0 +1,194 @@
+"""Drives the scheduler's decisions over an engine, on the one thread that may touch it."""
+
+from __future__ import annotations
+
+import logging
+import queue
+from collections.abc import Callable
+from typing import Final
+
+from alipes.instance.contract import (
+    SNAPSHOT_SECONDS,
+    Cancel,
+    Drain,
+    FailureClass,
+    FromInstance,
+    Stop,
+    Submit,
+    Tokens,
+)
+from alipes.instance.engine.protocol import Engine, EngineError
+from alipes.instance.scheduler.rounds import RoundScheduler
+from alipes.instance.scheduler.work import Progress, Resume, Run, SavedCall, Switch, Work
+
+log = logging.getLogger(__name__)
+
+Message = Submit | Cancel | Drain | Stop
+SNAPSHOT_NS: Final = int(SNAPSHOT_SECONDS * 1e9)
+
+
+class EngineLoop:
+    """``post`` may be called from any thread; ``run``, on the engine thread, returns after a
+    ``Stop``. ``emit`` is called on the engine thread, in the order in which the messages are to
+    be told; ``clock`` gives ns. Every submitted call gets exactly one last message."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        scheduler: RoundScheduler,
+        emit: Callable[[FromInstance], None],
+        clock: Callable[[], int],
+    ) -> None:
+        self._engine = engine
+        self._scheduler = scheduler
+        self._emit = emit
+        self._clock = clock
+        self._inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._stopped = False
+        self._changed = True
+        self._next_snapshot = 0
+
+    def post(self, message: Message) -> None:
+        """Hand in a message and wake the loop."""
+        self._inbox.put(message)
+
+    def run(self) -> None:
+        """Work until stopped. A defect fails all calls and is raised: the process must end."""
+        try:
+            while not self._stopped:
+                self._turn()
+            self._abandon(FailureClass.GONE, "the instance stops")
+        except BaseException as error:
+            self._abandon(FailureClass.INTERNAL, f"the engine loop broke: {error!r}")
+            raise
+
+    def _turn(self) -> None:
+        while not self._inbox.empty():
+            self._deliver(self._inbox.get())
+        if self._stopped:
+            return
+        work = self._scheduler.next(self._clock())
+        if work is None:
+            if self._changed:
+                self._tell_snapshot(self._clock())
+            self._deliver(self._inbox.get())
+        else:
+            self._execute(work)
+
+    def _deliver(self, message: Message) -> None:
+        self._changed = True
+        match message:
+            case Submit():
+                failed = self._scheduler.submit(message, self._clock())
+                if failed is not None:
+                    self._emit(failed)
+            case Cancel():
+                if self._scheduler.cancel(message.call_id, self._clock()):
+                    self._engine.discard(message.call_id)
+            case Drain():
+                self._scheduler.drain()
+            case Stop():
+                self._stopped = True
+
+    def _execute(self, work: Work) -> None:
+        self._changed = True
+        match work:
+            case Run():
+                self._iterate(work)
+            case Switch():
+                self._switch(work)
+            case Resume():
+                self._resume(work)
+
+    def _iterate(self, run: Run) -> None:
+        for started in run.started:
+            self._emit(started)
+        for _ in range(run.max_steps):
+            begin = self._clock()
+            try:
+                sampled = self._engine.step(self._scheduler.rows(run))
+            except EngineError as error:
+                log.warning("a step of %s was refused: %s", run.model, error)
+                at_fault = error.call_ids or run.call_ids
+                self._tell(self._scheduler.fail(at_fault, str(error), self._clock()), run.model)
+                return
+            now = self._clock()
+            progress = self._scheduler.stepped(run, sampled, (now - begin) / 1e9, now)
+            self._tell(progress, run.model)
+            if progress.over or not self._inbox.empty():
+                return
+
+    def _switch(self, work: Switch) -> None:
+        begin = self._clock()
+        lost = self._attempt(work.save, self._save)
+        seconds_saving = (self._clock() - begin) / 1e9
+        try:
+            report = self._engine.activate(work.model)
+        except EngineError as error:
+            log.error("model %s cannot be made active: %s", work.model, error)
+            progress = self._scheduler.unswitched(work, str(error), lost)
+            if not progress.failed:
+                raise
+        else:
+            now = self._clock()
+            progress = self._scheduler.switched(work, report, seconds_saving, now, lost)
+        self._tell(progress, work.model)
+
+    def _resume(self, work: Resume) -> None:
+        begin = self._clock()
+        lost = self._attempt(work.calls, self._load)
+        now = self._clock()
+        self._tell(self._scheduler.resumed(work, (now - begin) / 1e9, now, lost), "")
+
+    def _save(self, call: SavedCall) -> None:
+        self._engine.save(call.call_id, call.blocks, call.tokens)
+
+    def _load(self, call: SavedCall) -> None:
+        self._engine.load(call.call_id, call.blocks)
+
+    def _attempt(
+        self, calls: tuple[SavedCall, ...], copy: Callable[[SavedCall], None]
+    ) -> tuple[bytes, ...]:
+        """Copy each call's state; those that the engine refuses are recomputed, not lost."""
+        lost: list[bytes] = []
+        for call in calls:
+            try:
+                copy(call)
+            except EngineError as error:
+                log.warning("the state of call %s was not copied: %s", call.call_id.hex(), error)
+                self._engine.discard(call.call_id)
+                lost.append(call.call_id)
+        return tuple(lost)
+
+    def _tell(self, progress: Progress, model: str) -> None:
+        for removed in progress.removed:
+            self._emit(removed)
+        for stored in progress.stored:
+            self._emit(stored)
+        if progress.drawn:
+            self._emit(Tokens(model, progress.drawn))
+        for finished in progress.finished:
+            self._emit(finished)
+        for failed in progress.failed:
+            self._engine.discard(failed.call_id)
+            self._emit(failed)
+        now = self._clock()
+        if now >= self._next_snapshot:
+            self._tell_snapshot(now)
+
+    def _tell_snapshot(self, now: int) -> None:
+        self._changed = False
+        self._next_snapshot = now + SNAPSHOT_NS
+        self._emit(self._scheduler.snapshot(now))
+
+    def _abandon(self, failure: FailureClass, reason: str) -> None:
+        """Give every call its last message, those not yet taken in included."""
+        while not self._inbox.empty():
+            message = self._inbox.get()
+            if isinstance(message, Submit):
+                refused = self._scheduler.submit(message, self._clock())
+                if refused is not None:
+                    self._emit(refused)
+        for failed in self._scheduler.abandon(failure, reason):
+            self._emit(failed)
+        self._tell_snapshot(self._clock())

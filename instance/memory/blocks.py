@@ -1,0 +1,137 @@
+"""Who owns which device block of the active model: counts only, no tensors.
+
+Every block is in exactly one place::
+
+    free --allocate--> held --release, published--> cached --allocate (evicts)--> held
+      ^                 | ^                            |
+      +--release, else--+ +------------share-----------+
+
+A held block has one reference for each call that uses it; a cached block has none, but its
+content is published and can be shared again until it is evicted.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+Priority = Callable[[int, int], tuple[int, ...]]
+"""(block, last access) -> sort key; the cached block with the smallest goes first."""
+
+
+def least_recent(_block: int, last_access: int) -> tuple[int, ...]:
+    return (last_access,)
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """``blocks`` now held once each; ``evicted`` are those among them that were cached."""
+
+    blocks: list[int]
+    evicted: list[int]
+
+
+class BlockPool:
+    """``total`` blocks, 0 .. total - 1. The lowest free block goes first; cached blocks are
+    evicted only when none is free, in the order of ``priority``."""
+
+    def __init__(self, total: int, priority: Priority = least_recent) -> None:
+        self.total: Final = total
+        self._priority = priority
+        self._free = list(range(total))
+        self._references = [0] * total
+        self._published = bytearray(total)
+        # A cached block's entry in the eviction heap is the one with its ticket; others are old.
+        self._ticket = [0] * total
+        self._evictable: list[tuple[tuple[int, ...], int, int]] = []
+        self._cached = 0
+        self._access = 0
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    @property
+    def cached(self) -> int:
+        return self._cached
+
+    @property
+    def held(self) -> int:
+        return self.total - len(self._free) - self._cached
+
+    @property
+    def available(self) -> int:
+        """Blocks that ``allocate`` could hand out now."""
+        return len(self._free) + self._cached
+
+    def references(self, block: int) -> int:
+        return self._references[block]
+
+    def is_cached(self, block: int) -> bool:
+        return self._ticket[block] != 0
+
+    def allocate(self, count: int) -> Allocation | None:
+        """Hold ``count`` blocks, or change nothing and return None when there are too few."""
+        if count > self.available:
+            return None
+        blocks: list[int] = []
+        evicted: list[int] = []
+        for _ in range(count):
+            if self._free:
+                block = heapq.heappop(self._free)
+            else:
+                block = self._evict()
+                evicted.append(block)
+            self._references[block] = 1
+            blocks.append(block)
+        return Allocation(blocks, evicted)
+
+    def share(self, blocks: Sequence[int]) -> None:
+        """Add a reference to each of these held or cached blocks."""
+        for block in blocks:
+            if self._ticket[block]:
+                self._ticket[block] = 0
+                self._cached -= 1
+            elif not self._references[block]:
+                raise ValueError(f"block {block} is free and cannot be shared")
+            self._references[block] += 1
+
+    def publish(self, block: int) -> None:
+        """Keep this held block as cached once its last reference goes."""
+        if not self._references[block]:
+            raise ValueError(f"block {block} is not held and cannot be published")
+        self._published[block] = 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Drop one reference to each block of a path; its end will be evicted before its start."""
+        for block in reversed(blocks):
+            if not self._references[block]:
+                raise ValueError(f"block {block} is not held and cannot be released")
+            self._references[block] -= 1
+            if self._references[block]:
+                continue
+            if self._published[block]:
+                self._cache(block)
+            else:
+                heapq.heappush(self._free, block)
+
+    def _cache(self, block: int) -> None:
+        self._access += 1
+        self._cached += 1
+        self._ticket[block] = self._access
+        if len(self._evictable) > 2 * self.total:
+            self._evictable = [e for e in self._evictable if self._ticket[e[2]] == e[1]]
+            heapq.heapify(self._evictable)
+        key = self._priority(block, self._access)
+        heapq.heappush(self._evictable, (key, self._access, block))
+
+    def _evict(self) -> int:
+        while True:
+            _, ticket, block = heapq.heappop(self._evictable)
+            if self._ticket[block] == ticket:
+                self._ticket[block] = 0
+                self._published[block] = 0
+                self._cached -= 1
+                return block

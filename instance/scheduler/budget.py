@@ -1,0 +1,123 @@
+"""The round budget of Talaria Eq. 3-5.
+
+Eq. 4 asks for ``d_m * (T_TPOT - t_m) >= R - d_m * t_m``, that is ``d_m >= R / T_TPOT``: every
+model decodes once for each T_TPOT that the round lasts. With X the time for prefill and
+switches a round therefore exists only if ``sum(t_m) < T_TPOT``, and then
+``R >= X / (1 - sum(t_m) / T_TPOT)``; Eq. 5 holds it under ``gamma * T_TTFT``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from alipes.instance.contract import Targets
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one model asks of a round, in seconds: ``decode_step`` for one iteration of its batch
+    (0 if it will not decode), ``prefill`` for all that waits, ``chunk`` for the least of it that a
+    slot must do, ``switch`` to make it active."""
+
+    model: str
+    decode_step: float
+    prefill: float
+    chunk: float
+    switch: float
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One model's slot: seconds for P, protected decode iterations, and the slot's whole length
+    without the switch into it."""
+
+    prefill: float
+    protected: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A round of ``length`` seconds; ``at_risk`` names the model to blame when no round meets
+    the bounds and the token cadence had to be relaxed."""
+
+    length: float
+    shares: dict[str, Share]
+    at_risk: str | None = None
+
+
+def plan_round(demands: Sequence[Demand], targets: Targets, switch_share: float) -> Plan:
+    """Divide a round among ``demands``. Prefill gets what it asks for where the bounds allow,
+    else its part of what protected decode leaves, a chunk at least; the round is lengthened, up
+    to its bound, until switches take no more than ``switch_share`` of it, and decode has what is
+    left over."""
+    bound = targets.gamma * targets.ttft
+    switches = sum(d.switch for d in demands) if len(demands) > 1 else 0.0
+    steps = [d.decode_step for d in demands]
+    wanted = sum(d.prefill for d in demands)
+    least = sum(d.chunk for d in demands)
+
+    shortest = shortest_round(wanted + switches, steps, targets.tpot, bound)
+    if shortest is not None:
+        length = max(shortest, min(bound, switches / switch_share))
+        prefill = [d.prefill for d in demands]
+        return _plan(demands, length, prefill, _iterations(length, targets.tpot), switches)
+
+    # The longest round that needs no more iterations than it has whole cadences.
+    length = max(math.floor(bound / targets.tpot), 1) * targets.tpot
+    length = min(length, bound)
+    protected = _iterations(length, targets.tpot)
+    room = length - switches - protected * sum(steps)
+    if room >= least:
+        part = (room - least) / (wanted - least) if wanted > least else 0.0
+        prefill = [d.chunk + part * (d.prefill - d.chunk) for d in demands]
+        return _plan(demands, length, prefill, protected, switches)
+
+    relaxed = protected * max(0.0, bound - switches - least) / max(protected * sum(steps), 1e-12)
+    protected = min(protected, max(1, math.floor(relaxed)))
+    length = switches + least + protected * sum(steps)
+    return _plan(demands, length, [d.chunk for d in demands], protected, switches, _blame(demands))
+
+
+def shortest_round(other: float, steps: Sequence[float], tpot: float, bound: float) -> float | None:
+    """Length of the shortest round, at most ``bound``, that holds ``other`` seconds of prefill
+    and switches and the decode iterations it then owes to every model; None if there is none."""
+    length = 0.0
+    while True:
+        needed = other + _iterations(length, tpot) * sum(steps)
+        if needed > bound:
+            return None
+        if needed <= length:
+            return length
+        length = needed
+
+
+def _iterations(length: float, tpot: float) -> int:
+    return max(1, math.ceil(length / tpot - 1e-9))
+
+
+def _plan(
+    demands: Sequence[Demand],
+    length: float,
+    prefill: Sequence[float],
+    protected: int,
+    switches: float,
+    at_risk: str | None = None,
+) -> Plan:
+    steps = sum(d.decode_step for d in demands)
+    spare = max(0.0, length - switches - sum(prefill) - protected * steps)
+    shares = {}
+    for demand, seconds in zip(demands, prefill, strict=True):
+        # In proportion to the step time: every model gets as many further iterations.
+        extra = spare * demand.decode_step / steps if steps else 0.0
+        owed = protected if demand.decode_step else 0
+        whole = seconds + owed * demand.decode_step + extra
+        shares[demand.model] = Share(seconds, owed, whole)
+    return Plan(length, shares, at_risk)
+
+
+def _blame(demands: Sequence[Demand]) -> str:
+    """The model without which the rest would come nearest to a round within the bounds."""
+    return max(demands, key=lambda d: (d.decode_step, d.switch + d.chunk)).model

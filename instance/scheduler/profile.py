@@ -1,0 +1,143 @@
+"""What a model's work costs here: priors first, then fitted online to measured durations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from scipy.optimize import nnls
+
+from alipes.instance.contract import Estimate, ModelReport
+
+FORGET: Final = 0.98
+SMOOTHING: Final = 0.3
+PRIOR_WEIGHT: Final = 0.05
+REFIT_EVERY: Final = 8
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceRates:
+    """Rough rates from which priors are made: bytes a second read by a decode step, operations a
+    second in a prefill, bytes a second copied by a switch."""
+
+    memory: float
+    compute: float
+    copy: float
+
+
+RATES: Final = {
+    "cpu": DeviceRates(memory=8e9, compute=1e11, copy=3e9),
+    "cuda": DeviceRates(memory=2e12, compute=2e14, copy=2e10),
+}
+
+
+class LinearFit:
+    """Non-negative least squares of ``y = theta . x`` with exponential forgetting, relative
+    errors, and a prior that a few measurements outweigh. ``scale`` brings the features near 1."""
+
+    def __init__(self, prior: Sequence[float], scale: Sequence[float]) -> None:
+        size = len(prior)
+        self._scale = tuple(scale)
+        self._theta = [p * s for p, s in zip(prior, scale, strict=True)]
+        # Normal equations of the weighted history, row-major; the prior counts as relative too.
+        floor = 0.01 * max(self._theta)
+        self._prior = [PRIOR_WEIGHT / max(t, floor) ** 2 for t in self._theta]
+        self._target = [w * t for w, t in zip(self._prior, self._theta, strict=True)]
+        self._moments = [0.0] * (size * size)
+        self._sums = [0.0] * size
+        self._coefficients = tuple(prior)
+        self._stale = False
+        self.samples = 0
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        if self._stale:
+            self._solve()
+        return self._coefficients
+
+    def observe(self, features: Sequence[float], seconds: float) -> None:
+        weight = 1.0 / max(seconds, 1e-6) ** 2
+        x = [f / s for f, s in zip(features, self._scale, strict=True)]
+        size = len(x)
+        moments, sums = self._moments, self._sums
+        for i in range(size):
+            part = weight * x[i]
+            for j in range(size):
+                moments[i * size + j] = FORGET * moments[i * size + j] + part * x[j]
+            sums[i] = FORGET * sums[i] + part * seconds
+        self.samples += 1
+        self._stale |= self.samples <= REFIT_EVERY or self.samples % REFIT_EVERY == 0
+
+    def _solve(self) -> None:
+        size = len(self._sums)
+        matrix = np.array(self._moments).reshape(size, size) + np.diag(self._prior)
+        lower = np.linalg.cholesky(matrix)
+        right = np.linalg.solve(lower, np.add(self._sums, self._target))
+        solution, _ = nnls(lower.T, right)
+        self._coefficients = tuple(
+            float(value) / scale for value, scale in zip(solution, self._scale, strict=True)
+        )
+        self._stale = False
+
+
+class Smoothed:
+    """An exponentially weighted mean that the first measurement replaces."""
+
+    def __init__(self, prior: float) -> None:
+        self.value = prior
+        self.samples = 0
+
+    def observe(self, value: float) -> None:
+        gain = SMOOTHING if self.samples else 1.0
+        self.value += gain * (value - self.value)
+        self.samples += 1
+
+
+@dataclass(slots=True)
+class CostProfile:
+    """The measured costs of one model, in seconds; see ``contract.Estimate`` for the forms."""
+
+    prefill: LinearFit
+    decode: LinearFit
+    switch: Smoothed
+    restore: Smoothed = field(default_factory=lambda: Smoothed(0.0))
+
+    @classmethod
+    def prior(cls, report: ModelReport, device: str) -> CostProfile:
+        rates = RATES.get(device.partition(":")[0], RATES["cpu"])
+        step = report.weight_bytes / rates.memory
+        token = report.weight_bytes / rates.compute
+        context = token / max(report.context, 1)
+        return cls(
+            prefill=LinearFit((step, token, context), (1.0, 512.0, 512.0 * 512.0)),
+            decode=LinearFit((step, token, context / 8), (1.0, 8.0, 8192.0)),
+            switch=Smoothed(report.weight_bytes / rates.copy),
+        )
+
+    @property
+    def activation(self) -> float:
+        """Making the model active and bringing its saved calls back."""
+        return self.switch.value + self.restore.value
+
+    def prefill_seconds(self, runs: float, tokens: int, token_positions: float) -> float:
+        base, token, context = self.prefill.coefficients
+        return runs * base + tokens * token + token_positions * context
+
+    def decode_seconds(self, calls: int, context: int) -> float:
+        base, call, position = self.decode.coefficients
+        return base + calls * call + context * position
+
+    def estimate(self) -> Estimate:
+        prefill, decode = self.prefill.coefficients, self.decode.coefficients
+        return Estimate(
+            prefill_base=prefill[0],
+            prefill_token=prefill[1],
+            prefill_context=prefill[2],
+            decode_base=decode[0],
+            decode_call=decode[1],
+            decode_context=decode[2],
+            switch=self.activation,
+            samples=self.prefill.samples + self.decode.samples + self.switch.samples,
+        )

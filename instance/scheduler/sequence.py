@@ -1,0 +1,141 @@
+"""One call inside an instance: its tokens, its blocks, where it is in its life."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Final
+
+import numpy as np
+
+from alipes.instance.contract import FinishReason, Submit, TokenIds, chain_key
+from alipes.instance.engine.protocol import Draw, Row
+
+
+class CallState(StrEnum):
+    """Where a call is. ``PREFILL`` and ``DECODE`` hold device blocks, ``SAVED`` host bytes."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"
+    DECODE = "decode"
+    SAVED = "saved"
+    ENDED = "ended"
+
+
+MOVES: Final[dict[CallState, frozenset[CallState]]] = {
+    CallState.WAITING: frozenset({CallState.PREFILL, CallState.ENDED}),
+    CallState.PREFILL: frozenset(
+        {CallState.DECODE, CallState.SAVED, CallState.WAITING, CallState.ENDED}
+    ),
+    CallState.DECODE: frozenset({CallState.SAVED, CallState.WAITING, CallState.ENDED}),
+    CallState.SAVED: frozenset(
+        {CallState.PREFILL, CallState.DECODE, CallState.WAITING, CallState.ENDED}
+    ),
+    CallState.ENDED: frozenset(),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """``history[:length]`` is prompt and output; the first ``computed`` positions have valid
+    state in ``blocks`` (or on the host); the first ``published`` blocks have been offered to the
+    prefix index. ``order`` is the call's place in every queue, lowest first. Times in ns."""
+
+    call: Submit
+    arrived: int
+    order: tuple[int, int]
+    prompt_tokens: int
+    history: TokenIds
+    forced: TokenIds
+    stops: frozenset[int]
+    length: int
+    state: CallState = CallState.WAITING
+    computed: int = 0
+    published: int = 0
+    host_blocks: int = 0
+    cached_tokens: int = 0
+    blocks: list[int] = field(default_factory=list)
+    keys: list[bytes] = field(default_factory=list)
+    started: int | None = None
+    first_token: int | None = None
+    prefill_seconds: float = 0.0
+
+    @classmethod
+    def of(cls, call: Submit, now: int, order: tuple[int, int]) -> Sequence:
+        prompt = np.frombuffer(call.tokens, dtype="<i4")
+        return cls(
+            call=call,
+            arrived=now,
+            order=order,
+            prompt_tokens=len(prompt),
+            history=prompt,
+            forced=np.frombuffer(call.forced, dtype="<i4"),
+            stops=frozenset(call.stop_ids),
+            length=len(prompt),
+        )
+
+    @property
+    def generated(self) -> int:
+        return self.length - self.prompt_tokens
+
+    @property
+    def remaining(self) -> int:
+        """Tokens that may still be drawn."""
+        return self.call.max_tokens - self.generated
+
+    @property
+    def pending(self) -> int:
+        """Tokens still to be computed before the next one can be drawn."""
+        return self.length - self.computed
+
+    def move(self, state: CallState) -> None:
+        if state not in MOVES[self.state]:
+            raise ValueError(f"a {self.state} call cannot become {state}")
+        self.state = state
+
+    def start(self, now: int) -> None:
+        """Make room for the output; from here on ``history`` is written in place."""
+        history = np.empty(self.prompt_tokens + self.call.max_tokens, dtype=np.int32)
+        history[: self.length] = self.history
+        self.history = history
+        self.started = now
+
+    def extend_path(self, blocks: int, block_tokens: int) -> list[bytes]:
+        """Keys of at least the first ``blocks`` blocks, each computed once."""
+        keys = self.keys
+        for index in range(len(keys), blocks):
+            begin = index * block_tokens
+            parent = keys[-1] if keys else self.call.root
+            keys.append(chain_key(parent, self.history[begin : begin + block_tokens]))
+        return keys
+
+    def path(self, blocks: int, block_tokens: int) -> Iterator[bytes]:
+        """The first ``blocks`` keys, computed as they are read."""
+        for index in range(blocks):
+            yield self.extend_path(index + 1, block_tokens)[index]
+
+    def row(self, tokens: int) -> Row:
+        """Compute the next ``tokens`` positions, and draw when they reach the end."""
+        start = self.computed
+        end = start + tokens
+        draw = None
+        if end == self.length:
+            at = self.generated
+            draw = Draw(
+                sampling=self.call.sampling,
+                history=self.history[:end],
+                prompt_tokens=self.prompt_tokens,
+                forced=int(self.forced[at]) if at < len(self.forced) else None,
+            )
+        return Row(self.call.call_id, self.history[start:end], start, self.blocks, draw)
+
+    def append(self, token: int, now: int) -> FinishReason | None:
+        """Take a drawn token; says why the call ends, if it does."""
+        self.history[self.length] = token
+        self.length += 1
+        if self.first_token is None:
+            self.first_token = now
+        if token in self.stops:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.remaining == 0 else None

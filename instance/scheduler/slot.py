@@ -1,0 +1,46 @@
+"""One slot: what it was given, what it has used, when it must close."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from alipes.instance.scheduler.budget import Share
+
+NANOSECONDS = 1_000_000_000
+
+
+@dataclass(slots=True)
+class Slot:
+    """``limit`` (ns) is when decode beyond the protected ends; None while no other work waits.
+    ``paid`` counts decode iterations against ``share.protected``. ``stuck`` tells that P could
+    begin nothing: there is no point in another P before a call ends."""
+
+    model: str
+    opened: int
+    share: Share
+    limit: int | None
+    prefill_spent: float = 0.0
+    prefill_runs: int = 0
+    paid: int = 0
+    restored: bool = False
+    stuck: bool = False
+
+    @property
+    def owed(self) -> int:
+        return max(0, self.share.protected - self.paid)
+
+    def grant(self, share: Share, bounded: bool) -> None:
+        """Take a (new) share, counted from when the slot opened."""
+        self.share = share
+        self.limit = self.opened + int(share.seconds * NANOSECONDS) if bounded else None
+
+    def fits(self, seconds: float) -> bool:
+        """Whether P may go on for ``seconds``."""
+        return self.prefill_spent + seconds <= self.share.prefill * (1 + 1e-9)
+
+    def steps_left(self, now: int, step: float, longest: int) -> int:
+        """Iterations of ``step`` seconds before the limit, leaving room for those owed."""
+        if self.limit is None:
+            return longest
+        left = (self.limit - now) / NANOSECONDS
+        return int(left / max(step, 1e-9)) - self.owed

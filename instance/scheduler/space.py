@@ -1,0 +1,80 @@
+"""Device blocks of the active model and the calls that hold them."""
+
+from __future__ import annotations
+
+from alipes.instance.contract import BlocksRemoved, BlocksStored, ModelReport
+from alipes.instance.memory.blocks import BlockPool
+from alipes.instance.memory.prefix import PrefixIndex, matchable_blocks
+from alipes.instance.scheduler.sequence import Sequence
+
+
+class KvSpace:
+    """One pool and one index, made anew at every switch: what was there before is void."""
+
+    def __init__(self, report: ModelReport, block_tokens: int) -> None:
+        self.pool = BlockPool(report.kv_blocks)
+        self.block_tokens = block_tokens
+        self._index = PrefixIndex(report.name)
+        self._removed: list[BlocksRemoved] = []
+
+    def blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self.block_tokens)
+
+    def acquire(self, call: Sequence, reserve: int) -> bool:
+        """Give the call the cached beginning of its tokens, if all the blocks that it needs up
+        to its next draw could be had now while ``reserve`` more stay available."""
+        matchable = matchable_blocks(call.length, self.block_tokens)
+        found = self._index.match(call.path(matchable, self.block_tokens))
+        unheld = sum(1 for block in found if self.pool.is_cached(block))
+        needed = self.blocks_for(call.length) - len(found)
+        if needed + unheld + reserve > self.pool.available:
+            return False
+        self.pool.share(found)
+        call.blocks = found
+        call.published = len(found)
+        call.computed = len(found) * self.block_tokens
+        return True
+
+    def grow(self, call: Sequence, tokens: int) -> bool:
+        """Let the call's blocks cover ``tokens`` positions; False changes nothing."""
+        missing = self.blocks_for(tokens) - len(call.blocks)
+        if missing <= 0:
+            return True
+        allocation = self.pool.allocate(missing)
+        if allocation is None:
+            return False
+        if allocation.evicted:
+            self._removed.extend(self._index.remove(allocation.evicted))
+        call.blocks.extend(allocation.blocks)
+        return True
+
+    def publish(self, call: Sequence) -> tuple[BlocksStored, ...]:
+        """Enter the call's full computed blocks into the index; the rest stays private."""
+        first, full = call.published, call.computed // self.block_tokens
+        if full <= first:
+            return ()
+        keys = call.extend_path(full, self.block_tokens)[first:full]
+        parent = call.keys[first - 1] if first else call.call.root
+        entered, events = self._index.publish(parent, keys, call.blocks[first:full])
+        for block in entered:
+            self.pool.publish(block)
+        call.published = full
+        return events
+
+    def release(self, call: Sequence) -> None:
+        """Take the call's blocks back; published ones stay for others to share."""
+        self.pool.release(call.blocks)
+        call.blocks = []
+        call.published = 0
+
+    def clear(self) -> None:
+        """Forget what was published, for the blocks are void."""
+        self._removed.extend(self._index.clear())
+
+    def take_removed(self) -> tuple[BlocksRemoved, ...]:
+        """Evictions since the last call of this method."""
+        if not self._removed:
+            return ()
+        removed = tuple(self._removed)
+        self._removed.clear()
+        return removed
