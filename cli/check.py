@@ -1,0 +1,208 @@
+"""``alipes check``: is the cluster file sound, and does everything fit?"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from alipes.cli.cluster import (
+    DEFAULT_FILE,
+    ConfigOption,
+    JsonOption,
+    load,
+    model_folders,
+    served_models,
+)
+from alipes.cli.output import FAILURE, complain, print_json, print_table, remark, reported
+from alipes.gateway.config import Cluster, instance_settings, json_schema, unserved
+from alipes.gateway.fleet.cores import divide_cores
+from alipes.instance.checkpoints.sources import is_prepared
+from alipes.instance.contract import Pool
+from alipes.instance.engine.native.config import ModelError
+from alipes.instance.memory.plan import MemoryPlan, ModelShape, plan_instance, read_shape
+from alipes.planner.cold_set import DecodeStep, decode_step, infeasible, measure_bandwidth
+
+
+class ModelBytes(msgspec.Struct, frozen=True):
+    """One model on one instance; KV is what it can have while it is active."""
+
+    name: str
+    weight_bytes: int
+    kv_bytes: int
+    kv_blocks: int
+    context: int
+    decode_step: float
+    decode_step_basis: str
+    fits: bool
+
+
+class InstanceBytes(msgspec.Struct, frozen=True):
+    name: str
+    pool: Pool
+    device_bytes: int
+    runtime_bytes: int
+    host_weight_bytes: int
+    host_bytes: int
+    models: tuple[ModelBytes, ...]
+
+
+class Report(msgspec.Struct, frozen=True):
+    """``refusals`` keep the cluster from serving; ``warnings`` do not."""
+
+    file: str
+    instances: tuple[InstanceBytes, ...]
+    refusals: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def check(
+    config: ConfigOption = DEFAULT_FILE,
+    as_json: JsonOption = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of the file instead")
+    ] = False,
+) -> None:
+    """Validate the file and print the memory plan of every instance, in bytes."""
+    if schema:
+        print_json(json_schema())
+        return
+    with reported():
+        report = examine(load(config), str(config))
+    if as_json:
+        print_json(report)
+    else:
+        for planned in report.instances:
+            _show(planned)
+    for warning in report.warnings:
+        remark(warning)
+    for refusal in report.refusals:
+        complain(f"{config}: {refusal}")
+    if report.refusals:
+        raise typer.Exit(FAILURE)
+    if not as_json:
+        typer.echo(f"{config} is sound")
+
+
+def examine(cluster: Cluster, file: str) -> Report:
+    """Plan every instance with a native engine; a model that is not prepared is refused."""
+    refusals, shapes = _read_shapes(cluster)
+    warnings = [
+        f"models.{name}: no instance serves it; add it to one under `instances`"
+        for name in unserved(cluster)
+    ]
+    steps = _decode_steps(cluster, shapes)
+    planned = []
+    for name, entry in cluster.instances.items():
+        if entry.engine != "native" or any(model not in shapes for model in entry.models):
+            continue
+        own = {model: shapes[model] for model in entry.models}
+        plan = _plan(cluster, name, own)
+        refusals += [f"instances.{name}: {text}" for text in plan.refusals]
+        own_steps = {model: steps[model] for model in entry.models}
+        too_slow = infeasible(name, own_steps, cluster.targets.tpot)
+        if too_slow:
+            (refusals if entry.pool is Pool.COLD else warnings).append(too_slow)
+        planned.append(_bytes(name, entry.pool, plan, own_steps))
+    warnings += _machine(planned, [n for n, e in cluster.instances.items() if e.local])
+    return Report(file, tuple(planned), tuple(refusals), tuple(warnings))
+
+
+def _read_shapes(cluster: Cluster) -> tuple[list[str], dict[str, ModelShape]]:
+    refusals, shapes = [], {}
+    for name, folder in model_folders(cluster, served_models(cluster)).items():
+        if not is_prepared(folder):
+            refusals.append(f"models.{name}: not prepared; run `alipes models prepare {name}`")
+            continue
+        try:
+            shapes[name] = read_shape(folder, cluster.models[name].dtype)
+        except ModelError as error:
+            refusals.append(f"models.{name}: {error}")
+    return refusals, shapes
+
+
+def _plan(cluster: Cluster, name: str, shapes: Mapping[str, ModelShape]) -> MemoryPlan:
+    # The plan depends on sizes alone, so any folder and endpoint will do.
+    folders = dict.fromkeys(shapes, Path())
+    return plan_instance(instance_settings(cluster, name, folders, ""), shapes)
+
+
+def _decode_steps(cluster: Cluster, shapes: Mapping[str, ModelShape]) -> dict[str, DecodeStep]:
+    overrides = {name: cluster.models[name].decode_step for name in shapes}
+    bandwidth = 0.0
+    if None in overrides.values():
+        local = {n: e.threads for n, e in cluster.instances.items() if e.local}
+        threads = divide_cores(len(os.sched_getaffinity(0)), local)
+        bandwidth = measure_bandwidth(max(threads.values(), default=1))
+    return {
+        name: decode_step(name, shape, overrides[name], bandwidth) for name, shape in shapes.items()
+    }
+
+
+def _bytes(
+    name: str, pool: Pool, plan: MemoryPlan, steps: Mapping[str, DecodeStep]
+) -> InstanceBytes:
+    models = tuple(
+        ModelBytes(
+            name=model.name,
+            weight_bytes=model.weight_bytes,
+            kv_bytes=model.kv_bytes,
+            kv_blocks=model.kv_blocks,
+            context=model.context,
+            decode_step=steps[model.name].seconds,
+            decode_step_basis=steps[model.name].basis,
+            fits=not model.refusal,
+        )
+        for model in plan.models
+    )
+    return InstanceBytes(
+        name,
+        pool,
+        plan.device_bytes,
+        plan.runtime_bytes,
+        plan.host_weight_bytes,
+        plan.host_bytes,
+        models,
+    )
+
+
+def _machine(planned: list[InstanceBytes], local: list[str]) -> list[str]:
+    """More than this machine has is a warning: sizes are upper bounds."""
+    import psutil
+
+    total = sum(
+        plan.device_bytes + plan.host_weight_bytes + plan.host_bytes
+        for plan in planned
+        if plan.name in local
+    )
+    available = int(psutil.virtual_memory().total)
+    if total <= available:
+        return []
+    return [
+        f"local instances may use {total:,} bytes; this machine has {available:,}: lower "
+        "device_bytes or host_bytes"
+    ]
+
+
+def _show(plan: InstanceBytes) -> None:
+    rows = [
+        (
+            model.name,
+            f"{model.weight_bytes:,}",
+            f"{model.kv_bytes:,}",
+            f"{model.context:,}",
+            f"{model.decode_step * 1e3:.1f}",
+            "yes" if model.fits else "no",
+        )
+        for model in plan.models
+    ]
+    rows.append(("runtime buffers", f"{plan.runtime_bytes:,}", "", "", "", ""))
+    rows.append(("device total", f"{plan.device_bytes:,}", "", "", "", ""))
+    rows.append(("host: weights", f"{plan.host_weight_bytes:,}", "", "", "", ""))
+    rows.append(("host: saved calls", f"{plan.host_bytes:,}", "", "", "", ""))
+    columns = ("model", "bytes", "KV bytes", "tokens", "step ms", "fits")
+    print_table(f"{plan.name} ({plan.pool.value})", columns, rows)

@@ -1,0 +1,59 @@
+"""The cluster file and its prepared models, as the commands need them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from msgspec.structs import replace
+from rich.progress import Progress, TaskID
+
+from alipes.cli.output import progress_bars
+from alipes.gateway.config import Cluster, load_cluster
+from alipes.gateway.fleet.endpoints import default_endpoint
+from alipes.instance.checkpoints.sources import folder_of, is_prepared, prepare
+
+ConfigOption = Annotated[
+    Path, typer.Option("-c", "--config", metavar="FILE", help="The cluster file")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables")]
+DEFAULT_FILE = Path("alipes.yaml")
+
+
+def load(path: Path) -> Cluster:
+    """The cluster, its endpoint resolved. Raises ConfigError."""
+    cluster = load_cluster(path)
+    endpoint = cluster.gateway.endpoint or default_endpoint(str(path))
+    return replace(cluster, gateway=replace(cluster.gateway, endpoint=endpoint))
+
+
+def model_folders(cluster: Cluster, models: Iterable[str]) -> dict[str, Path]:
+    """Where each model's folder is or will be."""
+    cache = Path(cluster.cache)
+    return {name: folder_of(cluster.models[name].source, cache) for name in models}
+
+
+def served_models(cluster: Cluster) -> list[str]:
+    """Models that instances serve, in the order of the catalogue."""
+    served = {model for entry in cluster.instances.values() for model in entry.models}
+    return [name for name in cluster.models if name in served]
+
+
+def prepare_models(cluster: Cluster, models: Iterable[str]) -> dict[str, Path]:
+    """Prepare what is not prepared yet, with a bar for each model. Raises SourceError."""
+    folders = model_folders(cluster, models)
+    missing = [name for name, folder in folders.items() if not is_prepared(folder)]
+    if missing:
+        with progress_bars() as progress:
+            for name in missing:
+                _prepare(cluster, name, progress, progress.add_task(name, total=1.0))
+    return folders
+
+
+def _prepare(cluster: Cluster, name: str, progress: Progress, bar: TaskID) -> None:
+    def tell(what: str, fraction: float) -> None:
+        progress.update(bar, description=f"{name}: {what}", completed=fraction)
+
+    prepare(cluster.models[name].source, Path(cluster.cache), tell)

@@ -1,0 +1,72 @@
+"""``alipes serve``: the gateway and its local instances."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import typer
+from msgspec.structs import replace
+
+from alipes.cli.check import Report, examine
+from alipes.cli.cluster import DEFAULT_FILE, ConfigOption, load, prepare_models, served_models
+from alipes.cli.output import CommandError, remark, reported
+from alipes.gateway.config import Cluster
+from alipes.gateway.fleet.cores import divide_cores
+from alipes.gateway.fleet.endpoints import FleetError
+from alipes.gateway.fleet.launcher import LaunchSpec
+from alipes.instance.checkpoints.folder import SourceError
+from alipes.instance.contract import thread_environment
+
+
+def serve(config: ConfigOption = DEFAULT_FILE) -> None:
+    """Prepare the models, start the instances and serve until Ctrl-C."""
+    with reported(SourceError, FleetError):
+        cluster = load(config)
+        folders = prepare_models(cluster, served_models(cluster))
+        _refuse(examine(cluster, str(config)))
+        # What nobody serves is in the catalogue, but not offered to clients.
+        served = {name: cluster.models[name] for name in folders}
+        _serve(replace(cluster, models=served), folders, launch_specs(cluster, config))
+
+
+def _refuse(report: Report) -> None:
+    for warning in report.warnings:
+        remark(warning)
+    if report.refusals:
+        more = len(report.refusals) - 1
+        others = f" (and {more} more: alipes check)" if more else ""
+        raise CommandError(f"{report.file}: {report.refusals[0]}{others}")
+
+
+def launch_specs(cluster: Cluster, config: Path) -> tuple[LaunchSpec, ...]:
+    """How to start each local instance, the cores divided among them."""
+    wanted = {name: entry.threads for name, entry in cluster.instances.items() if entry.local}
+    threads = divide_cores(len(os.sched_getaffinity(0)), wanted)
+    return tuple(
+        LaunchSpec(name, _argv(name, cluster, config, count), thread_environment(count))
+        for name, count in threads.items()
+    )
+
+
+def _argv(name: str, cluster: Cluster, config: Path, threads: int) -> tuple[str, ...]:
+    command = (sys.executable, "-m", "alipes.cli.main", "instance", name)
+    options = ("--endpoint", cluster.gateway.endpoint, "--threads", str(threads))
+    return (*command, "-c", str(config.absolute()), *options)
+
+
+def _serve(cluster: Cluster, folders: Mapping[str, Path], specs: tuple[LaunchSpec, ...]) -> None:
+    from alipes.gateway.app import serve_gateway
+
+    logging.basicConfig(
+        level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
+    )
+
+    def announce(url: str) -> None:
+        typer.echo(f"ready: {url} serves {', '.join(cluster.models)}")
+        sys.stdout.flush()
+
+    serve_gateway(cluster, folders, specs, announce)
