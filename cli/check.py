@@ -10,6 +10,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from alipes.cli.bandwidth import measure_bandwidth
 from alipes.cli.cluster import (
     DEFAULT_FILE,
     ConfigOption,
@@ -25,7 +26,7 @@ from alipes.instance.checkpoints.sources import is_prepared
 from alipes.instance.contract import Pool
 from alipes.instance.engine.native.config import ModelError
 from alipes.instance.memory.plan import MemoryPlan, ModelShape, plan_instance, read_shape
-from alipes.planner.cold_set import DecodeStep, decode_step, infeasible, measure_bandwidth
+from alipes.planner.cold_set import DecodeStep, decode_step, infeasible
 
 
 class ModelBytes(msgspec.Struct, frozen=True):

@@ -7,12 +7,8 @@ top of that.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-
-import numpy as np
 
 from alipes.instance.memory.plan import ModelShape
 
@@ -61,16 +57,3 @@ def infeasible(instance: str, steps: Mapping[str, DecodeStep], tpot: float) -> s
         f"leaves no round under targets.tpot of {tpot:g} s: {each}; move a model to another "
         "instance or raise targets.tpot"
     )
-
-
-def measure_bandwidth(threads: int, megabytes: int = 128, repeats: int = 3) -> float:
-    """Bytes a second that ``threads`` threads read from memory together, the best of
-    ``repeats``; takes a fraction of a second."""
-    parts = np.array_split(np.ones(megabytes << 18, dtype=np.float32), threads)
-    best = float("inf")
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(repeats):
-            start = time.perf_counter()
-            list(pool.map(np.max, parts))
-            best = min(best, time.perf_counter() - start)
-    return (megabytes << 20) / best
