@@ -16,16 +16,17 @@ def blocks_for(tokens: int, calls: int, block_tokens: int) -> int:
 
 
 def misfit(report: ModelReport, block_tokens: int, prompt: int, output: int) -> str:
-    """Why a call can never run with this model there, in numbers; empty when it can."""
-    if prompt >= report.context:
-        return f"prompt of {prompt} tokens fills the model's context of {report.context}"
-    need = blocks_for(prompt + output, 1, block_tokens)
-    if need > report.kv_blocks:
-        return (
-            f"prompt of {prompt} and output of {output} tokens need {need} KV blocks of "
-            f"{block_tokens} tokens; there are {report.kv_blocks}"
-        )
-    return ""
+    """Why a call can never run with this model there, in numbers; empty when it can. The last
+    token drawn is never computed and needs no place."""
+    capacity = report.kv_blocks * block_tokens + 1
+    limit = min(report.context, capacity)
+    if prompt + output <= limit:
+        return ""
+    what = "context" if limit == report.context else "KV memory"
+    return (
+        f"prompt of {prompt} and output of {output} tokens exceed the {what} of "
+        f"{limit} tokens of {report.name}"
+    )
 
 
 def check(
@@ -62,7 +63,7 @@ def _memory_fits(
         return True
     load = after[model]
     calls = load.waiting + load.running
-    outputs = min(load.remaining_tokens, calls * output)
+    outputs = load.waiting * output + min(load.remaining_tokens, load.running * output)
     tokens = load.running_context + load.waiting_tokens + outputs
     capacity = next(report.kv_blocks for report in hello.models if report.name == model)
     return blocks_for(tokens, calls, hello.block_tokens) <= capacity

@@ -26,6 +26,7 @@ from alipes.gateway.routing.predict import (
     has_work,
     predict_round,
     prefill_seconds,
+    typical_remaining,
     waiting_prefill,
 )
 from alipes.instance.contract import Estimate, Hello, Load, Snapshot
@@ -95,7 +96,7 @@ def _with(load: Load, charge: Charge) -> Load:
         waiting_tokens=load.waiting_tokens + charge.prompt_tokens,
         running=load.running,
         running_context=load.running_context,
-        remaining_tokens=load.remaining_tokens + charge.output_tokens,
+        remaining_tokens=load.remaining_tokens,
     )
 
 
@@ -120,7 +121,7 @@ def _free_row(scene: _Scene) -> float:
     excess = own.running + own.waiting + 1 - rows
     if excess <= 0:
         return 0.0
-    typical = own.remaining_tokens / (own.running + own.waiting)
+    typical = typical_remaining(own) if own.running else scene.charge.output_tokens
     return ceil(excess / rows) * typical * full_step(scene.cost, own, rows)
 
 
@@ -159,7 +160,7 @@ def _decode(scene: _Scene, prefill: float) -> float:
     running = sum(load.running for load in scene.before.values())
     delay = prefill if running else 0.0
     if own.running:
-        together = min(output, own.remaining_tokens / (own.running + own.waiting))
+        together = min(output, typical_remaining(own))
         context = scene.charge.prompt_tokens + together / 2
         delay += together * (cost.decode_call + context * cost.decode_context)
     return output * pace + delay

@@ -29,7 +29,6 @@ class Overlay:
         self._charges: dict[bytes, Charge | None] = {}
         self._calls: Counter[str] = Counter()
         self._prompts: Counter[str] = Counter()
-        self._outputs: Counter[str] = Counter()
         self._live = 0
 
     def __len__(self) -> int:
@@ -71,7 +70,7 @@ class Overlay:
                 waiting_tokens=load.waiting_tokens + self._prompts[model],
                 running=load.running,
                 running_context=load.running_context,
-                remaining_tokens=load.remaining_tokens + self._outputs[model],
+                remaining_tokens=load.remaining_tokens,
             )
         return merged
 
@@ -79,4 +78,3 @@ class Overlay:
         self._live += sign
         self._calls[charge.model] += sign
         self._prompts[charge.model] += sign * charge.prompt_tokens
-        self._outputs[charge.model] += sign * charge.output_tokens

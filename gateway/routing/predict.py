@@ -46,6 +46,11 @@ def full_step(cost: Estimate, load: Load, max_running: int) -> float:
     return decode_step(cost, calls, load.running_context + load.waiting_tokens)
 
 
+def typical_remaining(load: Load) -> float:
+    """Tokens that a running call has yet to draw."""
+    return load.remaining_tokens / max(1, load.running)
+
+
 def has_work(load: Load) -> bool:
     return load.waiting + load.running > 0
 
@@ -98,13 +103,15 @@ def backlog_seconds(
     chunk: int,
     max_running: int,
 ) -> float:
-    """Time until all that is here has been served, one model after another."""
+    """Time until all that is here has been served, one model after another; what waits is
+    taken to be as long as what runs."""
     total = 0.0
     for model, load in loads.items():
         if not has_work(load) or model not in costs:
             continue
         cost = costs[model]
-        steps = ceil(load.remaining_tokens / max(1, min(load.running + load.waiting, max_running)))
+        batches = ceil((load.running + load.waiting) / max_running)
+        steps = batches * typical_remaining(load)
         total += waiting_prefill(cost, load, chunk) + steps * full_step(cost, load, max_running)
         total += 0.0 if model == active else cost.switch
     return total
