@@ -1,0 +1,121 @@
+"""Known prompts, found by the messages that they begin with."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import msgspec
+import numpy as np
+
+from alipes.gateway.text.messages import Message
+from alipes.gateway.text.tokens import Cuts
+from alipes.instance.contract import TokenIds
+
+_KEY_COST: Final = 200
+
+
+class Known(msgspec.Struct, eq=False):
+    """A prompt's text, ids and cuts (see ``tokens``); ``keys`` are those that lead here."""
+
+    text: str
+    ids: TokenIds
+    cuts: Cuts
+    keys: set[bytes] = msgspec.field(default_factory=set)
+
+    @property
+    def cost(self) -> int:
+        return sys.getsizeof(self.text) + self.ids.nbytes + self.cuts.nbytes
+
+
+def message_keys(
+    tenant: str, tools: Sequence[Message] | None, messages: Iterable[Message]
+) -> list[bytes]:
+    """Chained 16-byte digests: of tenant and tools, then of each message after them."""
+    encode = msgspec.json.encode
+    key = hashlib.blake2b(encode((tenant, tools or None)), digest_size=16).digest()
+    keys = [key]
+    for message in messages:
+        key = hashlib.blake2b(encode(message), digest_size=16, key=key).digest()
+        keys.append(key)
+    return keys
+
+
+def joint(known: Known, text: str) -> tuple[int, int]:
+    """``(start, index)``: the ids of ``text`` are ``known.ids[:index]`` and those of
+    ``text[start:]``; ``(0, 0)`` where nothing can be reused."""
+    if known.text == text:
+        return len(text), len(known.ids)
+    agreed = common_length(known.text, text)
+    row = int(np.searchsorted(known.cuts[:, 1], agreed, side="right")) - 1
+    return (int(known.cuts[row, 0]), int(known.cuts[row, 2])) if row >= 0 else (0, 0)
+
+
+def common_length(a: str, b: str) -> int:
+    """How many characters both begin with; by halves, as slices compare at memory speed."""
+    low, high = 0, min(len(a), len(b))
+    if a[:high] == b[:high]:
+        return high
+    while high - low > 1:
+        middle = (low + high) // 2
+        if a[low:middle] == b[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+class PromptCache:
+    """Least recently used prompts within ``limit`` bytes.
+
+    A prompt takes over the keys of all its beginnings, so that a growing conversation holds one
+    entry, and a fork of it one more.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._by_key: dict[bytes, Known] = {}
+        self._order: OrderedDict[int, Known] = OrderedDict()
+        self._cost = 0
+
+    @property
+    def cost(self) -> int:
+        """Bytes held, keys included."""
+        return self._cost + _KEY_COST * len(self._by_key)
+
+    def __len__(self) -> int:
+        return len(self._order)
+
+    def find(self, keys: Sequence[bytes]) -> Known | None:
+        """The prompt of the longest beginning that is known; ``keys`` from short to long."""
+        for key in reversed(keys):
+            if known := self._by_key.get(key):
+                self._order.move_to_end(id(known))
+                return known
+        return None
+
+    def store(self, keys: Sequence[bytes], known: Known) -> None:
+        """Keeps ``known`` under all ``keys``, unless it alone would exceed the limit."""
+        if known.cost + _KEY_COST * len(keys) > self._limit:
+            return
+        self._order[id(known)] = known
+        self._cost += known.cost
+        for key in keys:
+            if old := self._by_key.get(key):
+                old.keys.discard(key)
+                if not old.keys:
+                    self._forget(old)
+            self._by_key[key] = known
+            known.keys.add(key)
+        while self.cost > self._limit:
+            self._forget(next(iter(self._order.values())))
+
+    def _forget(self, known: Known) -> None:
+        del self._order[id(known)]
+        self._cost -= known.cost
+        for key in known.keys:
+            del self._by_key[key]
+        known.keys.clear()

@@ -1,0 +1,12 @@
+"""The one error that text processing raises for a caller's fault."""
+
+from __future__ import annotations
+
+
+class TextError(Exception):
+    """A request that cannot become a prompt; ``field`` is a path such as ``messages[2].role``."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(f"{field}: {message}")
+        self.field = field
+        self.message = message

@@ -1,0 +1,137 @@
+"""All text work of one model: prompts to token ids, token ids to replies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from alipes.gateway.text.cache import Known, PromptCache, joint, message_keys
+from alipes.gateway.text.decode import Decoder, Pieces
+from alipes.gateway.text.deltas import OutputParser, PlainParser
+from alipes.gateway.text.errors import TextError
+from alipes.gateway.text.hermes import HermesParser
+from alipes.gateway.text.messages import Message, normalize
+from alipes.gateway.text.template import ChatTemplate
+from alipes.gateway.text.tokens import NO_CUTS, Encoded, TextEncoder
+from alipes.instance.contract import TokenIds
+
+_CACHE_BYTES: Final = 128 << 20
+_INLINE: Final = 4096  # characters that are tokenized (in about 2 ms) without another thread
+
+
+class Prompt(msgspec.Struct, frozen=True, eq=False):
+    """Read-only int32 ids of shape (n,); the first ``reused`` were known and not computed."""
+
+    tokens: TokenIds
+    reused: int
+
+
+def new_call_id() -> str:
+    return f"call_{secrets.token_hex(12)}"
+
+
+class ModelText:
+    """Used from one event loop. ``context`` and ``vocab_size`` are in tokens."""
+
+    def __init__(
+        self,
+        name: str,
+        config: dict[str, Any],
+        stop_ids: tuple[int, ...],
+        template: ChatTemplate,
+        encoder: TextEncoder,
+        pieces: Pieces,
+    ) -> None:
+        self.name = name
+        self.context: int = config["max_position_embeddings"]
+        self.vocab_size: int = config["vocab_size"]
+        self.stop_ids = stop_ids
+        self._template = template
+        self._encoder = encoder
+        self._pieces = pieces
+        self._cache = PromptCache(_CACHE_BYTES)
+
+    @staticmethod
+    def load(name: str, folder: Path) -> ModelText:
+        """Reads a prepared model folder; no weights."""
+        config = json.loads((folder / "config.json").read_bytes())
+        encoder = TextEncoder.load(folder)
+        pieces = Pieces(encoder.tokenizer)
+        template = ChatTemplate.load(folder)
+        return ModelText(name, config, _stop_ids(folder, config), template, encoder, pieces)
+
+    async def chat(
+        self, messages: Sequence[Any], tools: Sequence[Message] | None, tenant: str = ""
+    ) -> Prompt:
+        """Renders and tokenizes OpenAI messages. The ids are those of tokenizing the whole text;
+        what is known of an earlier prompt of the same tenant is not tokenized again.
+        Raises ``TextError``."""
+        plain = normalize(messages)
+        try:
+            keys = message_keys(tenant, tools, plain)
+            text = self._template.render(plain, tools)
+        except (UnicodeEncodeError, TypeError) as error:
+            raise TextError("messages", f"cannot be read: {error}") from None
+        known = self._cache.find(keys)
+        start, index = joint(known, text) if known else (0, 0)
+        if known is None or start < len(text):
+            rest = await self._encode(text[start:])
+            known = _joined(known, text, start, index, rest)
+            self._cache.store(keys, known)
+        return Prompt(known.ids, index)
+
+    async def text(self, prompt: str) -> Prompt:
+        """Tokenizes plain text, with what the tokenizer puts around one. Raises ``TextError``."""
+        try:
+            encoded = await self._encode(prompt)
+        except TextError as error:
+            raise TextError("prompt", error.message) from None
+        ids = self._encoder.framed(encoded.ids)
+        ids.setflags(write=False)
+        return Prompt(ids, 0)
+
+    def decoder(self) -> Decoder:
+        """A new one for each reply."""
+        return self._pieces.decoder()
+
+    def piece(self, token_id: int) -> tuple[str, bytes]:
+        """Text and exact bytes of one token, for logprobs."""
+        return self._pieces.piece(token_id)
+
+    def output(
+        self, tools: Sequence[Message] | None, new_id: Callable[[], str] = new_call_id
+    ) -> OutputParser:
+        """A new parser for one reply; without tools all of it is text."""
+        return HermesParser(new_id) if tools else PlainParser()
+
+    async def _encode(self, text: str) -> Encoded:
+        if len(text) <= _INLINE:
+            return self._encoder.encode(text, release=False)
+        return await asyncio.to_thread(self._encoder.encode, text, release=True)
+
+
+def _joined(known: Known | None, text: str, start: int, index: int, rest: Encoded) -> Known:
+    ids, cuts = rest.ids, rest.cuts
+    if known is not None and index:
+        ids = np.concatenate((known.ids[:index], ids))
+        kept = known.cuts[known.cuts[:, 2] < index]
+        cuts = np.concatenate((kept, cuts + np.array([start, start, index], np.int32)))
+    ids.setflags(write=False)
+    return Known(text, ids, cuts if len(cuts) else NO_CUTS)
+
+
+def _stop_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
+    """End-of-text ids of the generation config, else of the config."""
+    path = folder / "generation_config.json"
+    generation = json.loads(path.read_bytes()) if path.is_file() else {}
+    found = generation.get("eos_token_id", config.get("eos_token_id"))
+    if found is None:
+        return ()
+    return tuple(found) if isinstance(found, list) else (int(found),)
