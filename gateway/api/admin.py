@@ -1,0 +1,102 @@
+"""What operators and load balancers ask: models, health, metrics, instances."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from alipes.gateway.api.errors import ApiError, ErrorClass
+from alipes.gateway.api.exchange import Exchange
+from alipes.gateway.api.service import Service
+
+
+async def list_models(service: Service, exchange: Exchange) -> None:
+    data = [_model(service, name) for name in service.texts]
+    page = {"first_id": None, "last_id": None, "has_more": False}
+    await exchange.reply({"object": "list", "data": data, **page})
+
+
+async def get_model(service: Service, exchange: Exchange) -> None:
+    await exchange.reply(_model(service, service.text(exchange.path_params["model"]).name))
+
+
+def _model(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": service.created,
+        "owned_by": "alipes",
+        "max_model_len": service.texts[name].context,
+    }
+
+
+async def health(service: Service, exchange: Exchange) -> None:
+    """The process answers; nothing more."""
+    await exchange.reply({"status": "ok"})
+
+
+async def ready(service: Service, exchange: Exchange) -> None:
+    """200 when every model has an instance that takes calls; 503 otherwise, saying which have
+    none, and from the first moment of a shutdown."""
+    models = service.dispatcher.router.status(service.dispatcher.now()).models
+    missing = sorted(name for name, able in models.items() if not able)
+    if service.stopping or missing:
+        body = {"status": "stopping" if service.stopping else "waiting", "missing": missing}
+        await exchange.respond(503, msgspec.json.encode(body), headers=[(b"retry-after", b"1")])
+        return
+    await exchange.reply({"status": "ready", "missing": []})
+
+
+async def metrics(service: Service, exchange: Exchange) -> None:
+    text = service.metrics
+    await exchange.respond(200, text.render(), text.content_type.encode())
+
+
+async def instances(service: Service, exchange: Exchange) -> None:
+    """Every instance's state, and the last placements with all their candidates' terms."""
+    dispatcher = service.dispatcher
+    status = dispatcher.router.status(dispatcher.now())
+    states = []
+    for known in status.instances:
+        hello = dispatcher.hello(known.name)
+        states.append(
+            {
+                "name": known.name,
+                "connected": hello is not None,
+                "status": known,
+                "hello": hello and _named(hello),
+                "snapshot": _named(dispatcher.snapshot(known.name)),
+            }
+        )
+    await exchange.reply(
+        {
+            "ready": status.ready and not service.stopping,
+            "queued": status.queued,
+            "live_calls": dispatcher.live_calls,
+            "instances": states,
+            "decisions": [_named(placement) for placement in dispatcher.decisions],
+        }
+    )
+
+
+async def drain(service: Service, exchange: Exchange) -> None:
+    name = exchange.path_params["name"]
+    if name not in service.cluster.instances:
+        raise ApiError(404, ErrorClass.NOT_FOUND, f"instance: {name[:200]!r} is not configured")
+    if not service.dispatcher.drain(name):
+        raise ApiError(409, ErrorClass.INVALID, f"instance: {name} is not connected", "instance")
+    await exchange.reply({"instance": name, "draining": True})
+
+
+def _named(value: Any) -> Any:
+    """Structs as objects with named fields, whatever form they have on the wire; bytes as hex."""
+    if isinstance(value, msgspec.Struct):
+        return {name: _named(getattr(value, name)) for name in value.__struct_fields__}
+    if isinstance(value, bytes):
+        return value.hex()
+    if isinstance(value, dict):
+        return {key: _named(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_named(item) for item in value]
+    return value

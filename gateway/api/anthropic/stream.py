@@ -1,0 +1,109 @@
+"""The event sequence of an Anthropic message stream."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from alipes.gateway.api.errors import ANTHROPIC, ApiError
+from alipes.gateway.api.generation import Finish, Generation, Update, Usage
+from alipes.gateway.text.deltas import Delta, TextDelta, ToolStart
+
+encode: Final = msgspec.json.encode
+_STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+def event(name: str, **fields: Any) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode({"type": name, **fields}))
+
+
+def usage_object(usage: Usage) -> dict[str, int]:
+    """``input_tokens`` are those that no cache held, as the dialect counts them."""
+    return {
+        "input_tokens": usage.prompt - usage.cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": usage.cached,
+        "output_tokens": usage.completion,
+    }
+
+
+def stop_fields(finish: Finish | None) -> dict[str, str | None]:
+    if finish is None:
+        return {"stop_reason": None, "stop_sequence": None}
+    if finish.stop is not None and finish.reason == "stop":
+        return {"stop_reason": "stop_sequence", "stop_sequence": finish.stop}
+    return {"stop_reason": _STOP_REASONS[finish.reason], "stop_sequence": None}
+
+
+class MessageStream:
+    """message_start, ping, blocks (start, deltas, stop), message_delta, message_stop. One block
+    is open at a time; the last usage says what the first could not know yet."""
+
+    keep_alive = event("ping")
+
+    def __init__(self, request_id: str, model: str) -> None:
+        self._id = f"msg_{request_id.removeprefix('req_')}"
+        self._model = model
+        self._block = -1
+        self._tool: int | None = None
+        self._open = False
+        self._finish: Finish | None = None
+
+    def opening(self, generation: Generation) -> bytes:
+        message: dict[str, Any] = {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
+            "content": [],
+            **stop_fields(None),
+            "usage": usage_object(generation.usage),
+        }
+        return event("message_start", message=message) + event("ping")
+
+    def update(self, update: Update) -> bytes:
+        self._finish = update.finish or self._finish
+        return b"".join([self._delta(delta) for delta in update.deltas])
+
+    def closing(self, generation: Generation) -> bytes:
+        return b"".join(
+            (
+                self._close(),
+                event(
+                    "message_delta",
+                    delta=stop_fields(self._finish),
+                    usage=usage_object(generation.usage),
+                ),
+                event("message_stop"),
+            )
+        )
+
+    def error(self, error: ApiError, request_id: str) -> bytes:
+        return b"event: error\ndata: %b\n\n" % encode(ANTHROPIC.body(error, request_id))
+
+    def _delta(self, delta: Delta) -> bytes:
+        if isinstance(delta, TextDelta):
+            start = b""
+            if not self._open or self._tool is not None:
+                start = self._start(None, {"type": "text", "text": ""})
+            return start + self._piece({"type": "text_delta", "text": delta.text})
+        if isinstance(delta, ToolStart):
+            block = {"type": "tool_use", "id": delta.id, "name": delta.name, "input": {}}
+            return self._start(delta.index, block)
+        return self._piece({"type": "input_json_delta", "partial_json": delta.text})
+
+    def _start(self, tool: int | None, block: dict[str, Any]) -> bytes:
+        closed = self._close()
+        self._block += 1
+        self._tool, self._open = tool, True
+        return closed + event("content_block_start", index=self._block, content_block=block)
+
+    def _piece(self, delta: dict[str, Any]) -> bytes:
+        return event("content_block_delta", index=self._block, delta=delta)
+
+    def _close(self) -> bytes:
+        if not self._open:
+            return b""
+        self._open = False
+        return event("content_block_stop", index=self._block)

@@ -1,0 +1,171 @@
+"""One HTTP request and its response over bare ASGI."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from collections.abc import Sequence
+from typing import Any, Final, TypeVar
+
+import msgspec
+from starlette.datastructures import Headers
+from starlette.types import Message, Receive, Scope, Send
+
+from alipes.gateway.api.errors import ApiError, Dialect, ErrorClass, invalid
+from alipes.gateway.telemetry.record import CallRecord
+
+T = TypeVar("T")
+HeaderList = list[tuple[bytes, bytes]]
+
+JSON: Final = b"application/json"
+EVENTS: Final = b"text/event-stream; charset=utf-8"
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
+_PLACE: Final = re.compile(r" - at `\$\.?(?P<path>.*?)`$")
+_MISSING: Final = re.compile(r"missing required field `(?P<name>[^`]+)`")
+
+
+class Exchange:
+    """Reads the body once, within a limit, and answers once: whole or streamed."""
+
+    def __init__(
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        dialect: Dialect,
+        route: str,
+        now: int,
+    ) -> None:
+        self.headers = Headers(scope=scope)
+        self.path_params: dict[str, Any] = scope.get("path_params", {})
+        self.dialect = dialect
+        self.request_id = _request_id(self.headers.get("x-request-id"))
+        self.record = CallRecord(self.request_id, route, now)
+        self.started = False
+        self.complete = False
+        self._receive = receive
+        self._send = send
+        self._consumed = False
+
+    # --- in ---
+
+    async def body(self, limit: int) -> bytes:
+        """The whole body. Raises a 413 above ``limit`` bytes, without reading on."""
+        declared = self.headers.get("content-length", "0")
+        if declared.isdecimal() and int(declared) > limit:
+            raise _too_large(limit)
+        chunks: list[bytes] = []
+        size = 0
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGoneError
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > limit:
+                raise _too_large(limit)
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                self._consumed = True
+                return b"".join(chunks)
+
+    async def json(self, decoder: msgspec.json.Decoder[T], limit: int) -> T:
+        """The body as a typed struct. Raises a 400 that names the field."""
+        return decode(await self.body(limit), decoder)
+
+    async def disconnected(self) -> None:
+        """Return when the client leaves (or the response is complete). Only after ``body``."""
+        while True:
+            message = await self._receive()
+            if message["type"] == "http.disconnect":
+                return
+
+    # --- out ---
+
+    async def respond(
+        self, status: int, body: bytes, content_type: bytes = JSON, headers: Sequence[Any] = ()
+    ) -> None:
+        start: HeaderList = [(b"content-length", str(len(body)).encode()), *headers]
+        if not self._consumed:
+            start.append((b"connection", b"close"))
+        await self._start(status, content_type, start)
+        self.complete = True
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def reply(self, value: object, headers: Sequence[Any] = ()) -> None:
+        await self.respond(200, msgspec.json.encode(value), headers=headers)
+
+    async def fail(self, error: ApiError) -> None:
+        """Answer with an error, as long as nothing has been sent."""
+        self.record.error = error.message
+        body = msgspec.json.encode(self.dialect.body(error, self.request_id))
+        await self.respond(error.status, body, headers=error.headers)
+
+    async def open_stream(self, headers: Sequence[Any]) -> None:
+        fixed: HeaderList = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        await self._start(200, EVENTS, [*fixed, *headers])
+
+    async def write(self, data: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def close_stream(self) -> None:
+        self.complete = True
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _start(self, status: int, content_type: bytes, headers: HeaderList) -> None:
+        self.started = True
+        self.record.status = status
+        message: Message = {
+            "type": "http.response.start",
+            "status": status,
+            "headers": [
+                (b"content-type", content_type),
+                (b"x-request-id", self.request_id.encode()),
+                *headers,
+            ],
+        }
+        await self._send(message)
+
+
+class ClientGoneError(Exception):
+    """The client left before its request was read."""
+
+
+def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise _wrong_field(str(error)) from None
+    except msgspec.DecodeError as error:
+        raise ApiError(
+            400, ErrorClass.INVALID, f"body: not valid JSON: {error}", "body", "invalid_json"
+        ) from None
+    except RecursionError:
+        raise invalid("body", "nested too deeply", "invalid_json") from None
+
+
+def _wrong_field(text: str) -> ApiError:
+    place = _PLACE.search(text)
+    path = place["path"] if place else ""
+    problem = text[: place.start()] if place else text
+    missing = _MISSING.search(problem)
+    if missing:
+        path = f"{path}.{missing['name']}" if path else missing["name"]
+        problem = "is required"
+    return invalid(path or "body", problem.replace("`", "").replace("Expected", "expected"))
+
+
+def _too_large(limit: int) -> ApiError:
+    return ApiError(
+        413,
+        ErrorClass.TOO_LARGE,
+        f"body: larger than the limit of {limit} bytes",
+        "body",
+        "request_too_large",
+    )
+
+
+def _request_id(sent: str | None) -> str:
+    if sent is not None and _REQUEST_ID.fullmatch(sent):
+        return sent
+    return f"req_{uuid.uuid4().hex}"

@@ -1,0 +1,257 @@
+"""One client request as generated text: its calls, their tokens, and what they add up to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from alipes.gateway.api.errors import from_failure
+from alipes.gateway.api.exchange import ClientGoneError
+from alipes.gateway.calls import (
+    CallEvent,
+    CallFailure,
+    CallRequest,
+    ClientLeft,
+    Inbox,
+)
+from alipes.gateway.dispatch import Dispatcher, LiveCall
+from alipes.gateway.routing.decision import Placement
+from alipes.gateway.telemetry.record import CallRecord
+from alipes.gateway.text.deltas import Delta, TextDelta, ToolStart
+from alipes.gateway.text.model import ModelText
+from alipes.gateway.text.stops import StopMatcher
+from alipes.instance.contract import (
+    Drawn,
+    Finished,
+    FinishReason,
+    Sampling,
+    Started,
+    TokenIds,
+)
+
+SEED_MASK = (1 << 63) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a client asks for, in terms of no dialect. There are ``n`` choices for each prompt,
+    numbered prompt by prompt; choice i draws with seed ``sampling.seed + i``. ``chat`` says
+    whether tool calls are looked for in the output."""
+
+    text: ModelText
+    prompts: tuple[TokenIds, ...]
+    max_tokens: int
+    sampling: Sampling
+    n: int = 1
+    stops: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    forced: bytes = b""
+    tools: list[dict[str, Any]] | None = None
+    chat: bool = True
+
+    @property
+    def choices(self) -> int:
+        return len(self.prompts) * self.n
+
+    def call(self, index: int, tenant: str) -> CallRequest:
+        tokens = self.prompts[index // self.n]
+        sampling = self.sampling
+        return CallRequest(
+            model=self.text.name,
+            tenant=tenant,
+            tokens=tokens,
+            max_tokens=min(self.max_tokens, self.text.context - len(tokens)),
+            sampling=Sampling(
+                **{
+                    **{name: getattr(sampling, name) for name in sampling.__struct_fields__},
+                    "seed": (sampling.seed + index) & SEED_MASK,
+                }
+            ),
+            stop_ids=() if self.ignore_eos else tuple(self.text.stop_ids),
+            forced=self.forced,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """``reason`` is "stop", "length" or "tool_calls"; ``stop`` the stop string that matched."""
+
+    reason: str
+    stop: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What is new of one choice. ``drawn`` are the tokens behind ``deltas`` where the call
+    asked for logprobs. The last update of a choice has ``finish``."""
+
+    index: int
+    deltas: list[Delta]
+    drawn: list[Drawn]
+    finish: Finish | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of all choices together; a prompt counts once, whatever ``n`` is."""
+
+    prompt: int
+    cached: int
+    completion: int
+
+
+class Choice:
+    """The text of one call: ids to characters, stop strings, tool calls."""
+
+    def __init__(self, job: Job, index: int) -> None:
+        self.index = index
+        self.tokens = 0
+        self.finish: Finish | None = None
+        self._decoder = job.text.decoder()
+        self._stops = StopMatcher(job.stops)
+        self._parser = job.text.output(job.tools) if job.chat else None
+        self._skip = frozenset(() if job.ignore_eos else job.text.stop_ids)
+        self._keep = job.sampling.top_logprobs >= 0
+        self._pending: list[Drawn] = []
+        self._tools = False
+
+    def draw(self, drawn: Drawn) -> Update | None:
+        """Take one token; None when nothing can be shown yet. After a stop string the update
+        has ``finish`` and nothing more may come."""
+        if drawn.token in self._skip:
+            return None
+        self.tokens += 1
+        if self._keep:
+            self._pending.append(drawn)
+        deltas = self._parse(self._stops.push(self._decoder.push((drawn.token,))))
+        if self._stops.matched is not None:
+            return self.end(FinishReason.STOP, deltas)
+        return self._update(deltas) if deltas else None
+
+    def end(self, reason: FinishReason, deltas: list[Delta] | None = None) -> Update:
+        """The last update: whatever was held back, and why it ended."""
+        rest = deltas or []
+        if self._stops.matched is None:
+            tail = self._stops.push(self._decoder.finish())
+            rest += self._parse(tail)
+            if self._stops.matched is None:
+                rest += self._parse(self._stops.finish())
+        if self._parser is not None:
+            rest += self._note(self._parser.finish())
+        stopped = self._stops.matched
+        ended = FinishReason.STOP if stopped is not None else reason
+        name = "tool_calls" if self._tools and ended is FinishReason.STOP else ended.value
+        self.finish = Finish(name, stopped)
+        return self._update(rest, self.finish)
+
+    def _parse(self, text: str) -> list[Delta]:
+        if not text:
+            return []
+        if self._parser is None:
+            return [TextDelta(text)]
+        return self._note(self._parser.push(text))
+
+    def _note(self, deltas: list[Delta]) -> list[Delta]:
+        self._tools = self._tools or any(isinstance(delta, ToolStart) for delta in deltas)
+        return deltas
+
+    def _update(self, deltas: list[Delta], finish: Finish | None = None) -> Update:
+        drawn, self._pending = self._pending, []
+        return Update(self.index, deltas, drawn, finish)
+
+
+class Generation:
+    """All calls of one client request. One consumer; ``close`` must be called."""
+
+    def __init__(self, job: Job, dispatcher: Dispatcher, record: CallRecord) -> None:
+        self.job = job
+        self.inbox = Inbox()
+        self.placement: Placement | None = None
+        self.placed_at = 0
+        self.begun = False
+        self._dispatcher = dispatcher
+        self._record = record
+        self._choices = [Choice(job, index) for index in range(job.choices)]
+        self._cached: dict[int, int] = {}
+        self._calls: list[LiveCall] = []
+        self._open = job.choices
+        record.model = job.text.name
+        record.prompt_tokens = self.usage.prompt
+
+    def start(self) -> None:
+        for index in range(self.job.choices):
+            call = self.job.call(index, self._record.tenant)
+            self._calls.append(self._dispatcher.submit(call, index, self.inbox))
+
+    def done(self) -> bool:
+        """Whether every choice has ended."""
+        return self._open == 0
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(
+            prompt=sum(len(tokens) for tokens in self.job.prompts),
+            cached=sum(self._cached.get(i, 0) for i in range(0, self.job.choices, self.job.n)),
+            completion=sum(choice.tokens for choice in self._choices),
+        )
+
+    async def step(self, timeout: float) -> list[Update]:
+        """What is new, waiting up to ``timeout`` seconds; may be []. Raises ``ApiError`` when
+        the request fails and ``ClientGoneError`` when nobody listens any more."""
+        updates: list[Update] = []
+        for index, event in await self.inbox.take(timeout):
+            update = self._apply(index, event)
+            if update is not None:
+                updates.append(update)
+        return updates
+
+    def close(self) -> None:
+        """Cancel what still runs and complete the record."""
+        for call in self._calls:
+            self._dispatcher.cancel(call)
+        usage = self.usage
+        self._record.cached_tokens = usage.cached
+        self._record.completion_tokens = usage.completion
+
+    def _apply(self, index: int, event: CallEvent) -> Update | None:
+        if isinstance(event, ClientLeft):
+            raise ClientGoneError
+        if isinstance(event, CallFailure):
+            raise from_failure(event)
+        choice = self._choices[index]
+        if choice.finish is not None:
+            return None
+        if isinstance(event, Drawn):
+            return self._drawn(choice, event)
+        if isinstance(event, Finished):
+            self._record.prefill = self._record.prefill or event.prefill
+            self._open -= 1
+            return choice.end(event.reason)
+        if isinstance(event, Started):
+            self._start_of(index, event)
+        else:
+            self._placed(event)
+        return None
+
+    def _drawn(self, choice: Choice, drawn: Drawn) -> Update | None:
+        self.begun = True
+        if not self._record.first_token:
+            self._record.first_token = self._dispatcher.now()
+        update = choice.draw(drawn)
+        if choice.finish is not None:
+            self._open -= 1
+            self._dispatcher.cancel(self._calls[choice.index])
+        return update
+
+    def _start_of(self, index: int, started: Started) -> None:
+        self.begun = True
+        self._cached[index] = started.cached_tokens
+        if not self._record.begun:
+            self._record.begun = self._dispatcher.now()
+
+    def _placed(self, placement: Placement) -> None:
+        if self.placement is None or not self.begun:
+            self.placement = placement
+            self._record.instance = placement.instance
+            self._record.reason = str(placement.reason)
+        self.placed_at = self.placed_at or self._dispatcher.now()

@@ -1,0 +1,222 @@
+"""``/v1/chat/completions``."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from alipes.gateway.api.errors import OPENAI, ApiError, invalid
+from alipes.gateway.api.exchange import Exchange
+from alipes.gateway.api.generation import Generation, Job, Update, Usage
+from alipes.gateway.api.openai.logprobs import chat_logprobs
+from alipes.gateway.api.openai.tools import function_tools
+from alipes.gateway.api.sampling import (
+    Positive,
+    SamplingFields,
+    TopLogprobs,
+    forced_bytes,
+    room_for,
+    sampling_of,
+    stops_of,
+)
+from alipes.gateway.api.service import Service
+from alipes.gateway.api.serving import Collected, collect, placement_headers, stream
+from alipes.gateway.text.deltas import Delta, TextDelta, ToolStart
+
+encode: Final = msgspec.json.encode
+DONE: Final = b"data: [DONE]\n\n"
+COMMENT: Final = b": keep-alive\n\n"
+
+
+class StreamOptions(msgspec.Struct):
+    include_usage: bool | None = None
+
+
+class ResponseFormat(msgspec.Struct):
+    type: str
+
+
+class ChatBody(SamplingFields, kw_only=True):
+    messages: list[dict[str, Any]]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_completion_tokens: Positive | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
+
+
+_decoder: Final = msgspec.json.Decoder(ChatBody)
+
+
+async def chat_completions(service: Service, exchange: Exchange) -> None:
+    body = await exchange.json(_decoder, service.body_limit)
+    job = await _job(service, body, exchange.record.tenant)
+    generation = Generation(job, service.dispatcher, exchange.record)
+    include_usage = bool(body.stream_options and body.stream_options.include_usage)
+    if body.stream:
+        exchange.record.stream = True
+        form = ChatStream(exchange.request_id, service.now_seconds(), job, include_usage)
+        await stream(exchange, generation, form, service.cluster.gateway.limits.keep_alive)
+        return
+    choices = await collect(exchange, generation)
+    await exchange.reply(
+        {
+            "id": completion_id("chatcmpl", exchange.request_id),
+            "object": "chat.completion",
+            "created": service.now_seconds(),
+            "model": job.text.name,
+            "choices": [_choice(job, choice) for choice in choices],
+            "usage": usage_object(generation.usage),
+        },
+        placement_headers(generation),
+    )
+
+
+async def _job(service: Service, body: ChatBody, tenant: str) -> Job:
+    text = service.text(body.model)
+    _check_supported(body)
+    tools = None if body.tool_choice == "none" else function_tools(body.tools)
+    top = (body.top_logprobs or 0) if body.logprobs else -1
+    settings = service.cluster.gateway
+    forced = forced_bytes(body.forced_token_ids, settings.allow_forced_tokens, text)
+    sampling = sampling_of(body, text, top)
+    prompt = await text.chat(body.messages, tools, tenant)
+    room = room_for("messages", len(prompt.tokens), text)
+    wanted = body.max_completion_tokens or body.max_tokens or settings.limits.default_max_tokens
+    return Job(
+        text=text,
+        prompts=(prompt.tokens,),
+        max_tokens=min(wanted, room),
+        sampling=sampling,
+        n=body.n or 1,
+        stops=stops_of(body.stop),
+        ignore_eos=bool(body.ignore_eos),
+        forced=forced,
+        tools=tools,
+    )
+
+
+def _check_supported(body: ChatBody) -> None:
+    if body.tool_choice not in (None, "none", "auto"):
+        raise invalid("tool_choice", "only 'auto' and 'none' are supported", "unsupported")
+    if body.response_format is not None and body.response_format.type != "text":
+        raise invalid("response_format.type", "only 'text' is supported", "unsupported")
+    if body.top_logprobs and not body.logprobs:
+        raise invalid("top_logprobs", "needs logprobs: true")
+
+
+class ChatStream:
+    """``chat.completion.chunk`` events."""
+
+    keep_alive = COMMENT
+
+    def __init__(self, request_id: str, created: int, job: Job, include_usage: bool) -> None:
+        self._job = job
+        self._include_usage = include_usage
+        self._head = {
+            "id": completion_id("chatcmpl", request_id),
+            "object": "chat.completion.chunk",
+            "created": created,
+            "model": job.text.name,
+        }
+
+    def opening(self, generation: Generation) -> bytes:
+        role = {"role": "assistant", "content": ""}
+        return b"".join([self._chunk(i, dict(role)) for i in range(self._job.choices)])
+
+    def update(self, update: Update) -> bytes:
+        deltas = [_delta(delta) for delta in update.deltas]
+        logprobs = chat_logprobs(self._job.text, update.drawn) if update.drawn else None
+        if not deltas and logprobs:
+            deltas = [{}]
+        out = []
+        for delta in deltas:
+            out.append(self._chunk(update.index, delta, logprobs))
+            logprobs = None
+        if update.finish is not None:
+            out.append(self._chunk(update.index, {}, None, update.finish.reason))
+        return b"".join(out)
+
+    def closing(self, generation: Generation) -> bytes:
+        if not self._include_usage:
+            return DONE
+        usage = usage_object(generation.usage)
+        return event({**self._head, "choices": [], "usage": usage}) + DONE
+
+    def error(self, error: ApiError, request_id: str) -> bytes:
+        return event(OPENAI.body(error, request_id))
+
+    def _chunk(
+        self,
+        index: int,
+        delta: dict[str, Any],
+        logprobs: dict[str, Any] | None = None,
+        finish: str | None = None,
+    ) -> bytes:
+        choice = {
+            "index": index,
+            "delta": delta,
+            "logprobs": logprobs,
+            "finish_reason": finish,
+        }
+        chunk = {**self._head, "choices": [choice]}
+        if self._include_usage:
+            chunk["usage"] = None
+        return event(chunk)
+
+
+def event(value: object) -> bytes:
+    return b"data: " + encode(value) + b"\n\n"
+
+
+def completion_id(prefix: str, request_id: str) -> str:
+    return f"{prefix}-{request_id.removeprefix('req_')}"
+
+
+def usage_object(usage: Usage) -> dict[str, Any]:
+    return {
+        "prompt_tokens": usage.prompt,
+        "completion_tokens": usage.completion,
+        "total_tokens": usage.prompt + usage.completion,
+        "prompt_tokens_details": {"cached_tokens": usage.cached},
+    }
+
+
+def _delta(delta: Delta) -> dict[str, Any]:
+    if isinstance(delta, TextDelta):
+        return {"content": delta.text}
+    if isinstance(delta, ToolStart):
+        function = {"name": delta.name, "arguments": ""}
+        call: dict[str, Any] = {
+            "index": delta.index,
+            "id": delta.id,
+            "type": "function",
+            "function": function,
+        }
+        return {"tool_calls": [call]}
+    return {"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]}
+
+
+def _choice(job: Job, choice: Collected) -> dict[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.tools:
+        message["content"] = choice.text or None
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for _, call in sorted(choice.tools.items())
+        ]
+    wanted = job.sampling.top_logprobs >= 0
+    return {
+        "index": choice.index,
+        "message": message,
+        "logprobs": chat_logprobs(job.text, choice.drawn) if wanted else None,
+        "finish_reason": choice.reason,
+    }

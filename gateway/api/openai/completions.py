@@ -1,0 +1,183 @@
+"""``/v1/completions``: raw prompts, as text or token ids."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from alipes.gateway.api.errors import OPENAI, ApiError, invalid
+from alipes.gateway.api.exchange import Exchange
+from alipes.gateway.api.generation import Generation, Job, Update
+from alipes.gateway.api.openai.chat import (
+    COMMENT,
+    DONE,
+    StreamOptions,
+    completion_id,
+    event,
+    usage_object,
+)
+from alipes.gateway.api.openai.logprobs import TextLogprobs
+from alipes.gateway.api.sampling import (
+    MAX_CHOICES,
+    SamplingFields,
+    TokenId,
+    TopLogprobs,
+    check_ids,
+    forced_bytes,
+    room_for,
+    sampling_of,
+    stops_of,
+)
+from alipes.gateway.api.service import Service
+from alipes.gateway.api.serving import Collected, collect, placement_headers, stream
+from alipes.gateway.text.deltas import TextDelta
+from alipes.gateway.text.model import ModelText
+from alipes.instance.contract import TokenIds
+
+_LEGACY_MAX_TOKENS: Final = 16
+
+
+class CompletionBody(SamplingFields, kw_only=True):
+    prompt: str | list[str | TokenId | list[TokenId]]
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    logprobs: TopLogprobs | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+    best_of: int | None = None
+
+
+_decoder: Final = msgspec.json.Decoder(CompletionBody)
+
+
+async def completions(service: Service, exchange: Exchange) -> None:
+    body = await exchange.json(_decoder, service.body_limit)
+    job = await _job(service, body)
+    generation = Generation(job, service.dispatcher, exchange.record)
+    include_usage = bool(body.stream_options and body.stream_options.include_usage)
+    if body.stream:
+        exchange.record.stream = True
+        form = CompletionStream(exchange.request_id, service.now_seconds(), job, include_usage)
+        await stream(exchange, generation, form, service.cluster.gateway.limits.keep_alive)
+        return
+    choices = await collect(exchange, generation)
+    await exchange.reply(
+        {
+            "id": completion_id("cmpl", exchange.request_id),
+            "object": "text_completion",
+            "created": service.now_seconds(),
+            "model": job.text.name,
+            "choices": [_choice(job, choice) for choice in choices],
+            "usage": usage_object(generation.usage),
+        },
+        placement_headers(generation),
+    )
+
+
+async def _job(service: Service, body: CompletionBody) -> Job:
+    text = service.text(body.model)
+    _check_supported(body)
+    settings = service.cluster.gateway
+    forced = forced_bytes(body.forced_token_ids, settings.allow_forced_tokens, text)
+    top = -1 if body.logprobs is None else body.logprobs
+    sampling = sampling_of(body, text, top)
+    prompts = await _prompts(text, body.prompt)
+    n = body.n or 1
+    if len(prompts) * n > MAX_CHOICES:
+        raise invalid("prompt", f"{len(prompts)} prompts times n {n} exceed {MAX_CHOICES}")
+    for prompt in prompts:
+        room_for("prompt", len(prompt), text)
+    return Job(
+        text=text,
+        prompts=tuple(prompts),
+        max_tokens=body.max_tokens or _LEGACY_MAX_TOKENS,
+        sampling=sampling,
+        n=n,
+        stops=stops_of(body.stop),
+        ignore_eos=bool(body.ignore_eos),
+        forced=forced,
+        chat=False,
+    )
+
+
+def _check_supported(body: CompletionBody) -> None:
+    if body.echo:
+        raise invalid("echo", "is not supported", "unsupported")
+    if body.suffix:
+        raise invalid("suffix", "is not supported", "unsupported")
+    if body.best_of not in (None, 1, body.n):
+        raise invalid("best_of", "is not supported: use n", "unsupported")
+
+
+async def _prompts(text: ModelText, prompt: str | list[Any]) -> list[TokenIds]:
+    """The prompts as ids; a list of ids is one prompt, a list of lists or strings several."""
+    if isinstance(prompt, str):
+        return [(await text.text(prompt)).tokens]
+    if not prompt:
+        raise invalid("prompt", "is empty")
+    if all(isinstance(item, int) for item in prompt):
+        return [check_ids("prompt", prompt, text)]
+    if len(prompt) > MAX_CHOICES:
+        raise invalid("prompt", f"{len(prompt)} prompts exceed {MAX_CHOICES}")
+    if all(isinstance(item, str) for item in prompt):
+        return [(await text.text(item)).tokens for item in prompt]
+    if all(isinstance(item, list) for item in prompt):
+        return [check_ids(f"prompt[{i}]", item, text) for i, item in enumerate(prompt)]
+    raise invalid("prompt", "mixes strings, token ids and lists of token ids")
+
+
+class CompletionStream:
+    """``text_completion`` events."""
+
+    keep_alive = COMMENT
+
+    def __init__(self, request_id: str, created: int, job: Job, include_usage: bool) -> None:
+        self._include_usage = include_usage
+        self._logprobs = [TextLogprobs(job.text) for _ in range(job.choices)]
+        self._head = {
+            "id": completion_id("cmpl", request_id),
+            "object": "text_completion",
+            "created": created,
+            "model": job.text.name,
+        }
+
+    def opening(self, generation: Generation) -> bytes:
+        return COMMENT
+
+    def update(self, update: Update) -> bytes:
+        text = "".join(delta.text for delta in update.deltas if isinstance(delta, TextDelta))
+        logprobs = self._logprobs[update.index].next(update.drawn) if update.drawn else None
+        chunk: dict[str, Any] = {
+            **self._head,
+            "choices": [
+                {
+                    "index": update.index,
+                    "text": text,
+                    "logprobs": logprobs,
+                    "finish_reason": update.finish.reason if update.finish else None,
+                }
+            ],
+        }
+        if self._include_usage:
+            chunk["usage"] = None
+        return event(chunk)
+
+    def closing(self, generation: Generation) -> bytes:
+        if not self._include_usage:
+            return DONE
+        usage = usage_object(generation.usage)
+        return event({**self._head, "choices": [], "usage": usage}) + DONE
+
+    def error(self, error: ApiError, request_id: str) -> bytes:
+        return event(OPENAI.body(error, request_id))
+
+
+def _choice(job: Job, choice: Collected) -> dict[str, Any]:
+    wanted = job.sampling.top_logprobs >= 0
+    return {
+        "index": choice.index,
+        "text": choice.text,
+        "logprobs": TextLogprobs(job.text).next(choice.drawn) if wanted else None,
+        "finish_reason": choice.reason,
+    }

@@ -1,0 +1,79 @@
+"""The ASGI application: which path is answered by what."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from alipes.gateway.api import admin, tokens
+from alipes.gateway.api.anthropic.messages import count_tokens, messages
+from alipes.gateway.api.errors import ANTHROPIC, OPENAI, ApiError, Dialect, ErrorClass
+from alipes.gateway.api.keys import Keyring
+from alipes.gateway.api.openai.chat import chat_completions
+from alipes.gateway.api.openai.completions import completions
+from alipes.gateway.api.service import Access, Endpoint, Handler, Service
+from alipes.gateway.config import Cluster
+from alipes.gateway.dispatch import Dispatcher
+from alipes.gateway.telemetry.metrics import Metrics
+from alipes.gateway.text.model import ModelText
+
+
+def build_app(
+    cluster: Cluster,
+    texts: Mapping[str, ModelText],
+    dispatcher: Dispatcher,
+    metrics: Metrics,
+) -> Starlette:
+    """The application; its ``state.service`` can be told to stop."""
+    service = Service(cluster, texts, dispatcher, metrics, Keyring(cluster.gateway.api_keys))
+    app = Starlette(
+        routes=_routes(service), exception_handlers={404: _no_such_path, 405: _wrong_method}
+    )
+    app.state.service = service
+    return app
+
+
+def _routes(service: Service) -> list[Route]:
+    def call(path: str, handler: Handler, dialect: Dialect = OPENAI) -> Route:
+        return Route(path, Endpoint(service, handler, path, dialect, Access.CALL), methods=["POST"])
+
+    def post(path: str, handler: Handler, dialect: Dialect = OPENAI) -> Route:
+        return Route(path, Endpoint(service, handler, path, dialect), methods=["POST"])
+
+    def get(path: str, handler: Handler, access: Access = Access.KEY) -> Route:
+        return Route(path, Endpoint(service, handler, path, OPENAI, access), methods=["GET"])
+
+    return [
+        call("/v1/chat/completions", chat_completions),
+        call("/v1/completions", completions),
+        call("/v1/messages", messages, ANTHROPIC),
+        post("/v1/messages/count_tokens", count_tokens, ANTHROPIC),
+        get("/v1/models", admin.list_models),
+        get("/v1/models/{model:path}", admin.get_model),
+        post("/tokenize", tokens.tokenize),
+        post("/detokenize", tokens.detokenize),
+        get("/health", admin.health, Access.OPEN),
+        get("/ready", admin.ready, Access.OPEN),
+        get("/metrics", admin.metrics, Access.OPEN),
+        get("/admin/instances", admin.instances),
+        post("/admin/instances/{name}/drain", admin.drain),
+    ]
+
+
+async def _no_such_path(request: Request, _: Exception) -> Response:
+    return _refusal(request, 404, f"no such path: {request.url.path[:200]}")
+
+
+async def _wrong_method(request: Request, _: Exception) -> Response:
+    return _refusal(request, 405, f"{request.method} is not allowed on {request.url.path[:200]}")
+
+
+def _refusal(request: Request, status: int, message: str) -> Response:
+    dialect = ANTHROPIC if request.url.path.startswith("/v1/messages") else OPENAI
+    kind = ErrorClass.NOT_FOUND if status == 404 else ErrorClass.INVALID
+    error = ApiError(status, kind, message)
+    return JSONResponse(dialect.body(error, ""), status_code=status)

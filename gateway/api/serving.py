@@ -1,0 +1,177 @@
+"""From a generation to a response: streamed as events, or whole.
+
+Headers of a stream are sent as soon as it is known where the call runs and that the instance
+took it (``GRACE`` after the placement at most), so that an error known by then is still an HTTP
+status and the ``x-alipes-*`` headers are there. A call that queues longer than the keep-alive
+interval gets its headers without them; from then on an error is an event in the stream.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from alipes.gateway.api.errors import ApiError
+from alipes.gateway.api.exchange import Exchange, HeaderList
+from alipes.gateway.api.generation import Finish, Generation, Update
+from alipes.gateway.calls import CLIENT, ClientLeft
+from alipes.gateway.text.deltas import TextDelta, ToolArguments, ToolStart
+from alipes.instance.contract import Drawn
+
+GRACE: Final = 0.25
+_PATIENCE: Final = 60.0
+
+
+class StreamFormat(Protocol):
+    """How a dialect writes a stream; sans-IO, every method returns bytes to send."""
+
+    keep_alive: bytes
+
+    def opening(self, generation: Generation) -> bytes: ...
+
+    def update(self, update: Update) -> bytes: ...
+
+    def closing(self, generation: Generation) -> bytes: ...
+
+    def error(self, error: ApiError, request_id: str) -> bytes: ...
+
+
+@dataclass(slots=True)
+class ToolCall:
+    """A complete tool call; ``arguments`` is the text the model wrote, JSON if it did well."""
+
+    id: str
+    name: str
+    arguments: str = ""
+
+
+@dataclass(slots=True)
+class Collected:
+    """One whole choice."""
+
+    index: int
+    parts: list[str] = field(default_factory=list)
+    tools: dict[int, ToolCall] = field(default_factory=dict)
+    drawn: list[Drawn] = field(default_factory=list)
+    finish: Finish | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+    @property
+    def reason(self) -> str:
+        return self.finish.reason if self.finish else ""
+
+    def add(self, update: Update) -> None:
+        for delta in update.deltas:
+            if isinstance(delta, TextDelta):
+                self.parts.append(delta.text)
+            elif isinstance(delta, ToolStart):
+                self.tools[delta.index] = ToolCall(delta.id, delta.name)
+            elif isinstance(delta, ToolArguments):
+                self.tools[delta.index].arguments += delta.text
+        self.drawn += update.drawn
+        self.finish = update.finish or self.finish
+
+
+class ClientWatch:
+    """Posts to the generation's inbox when the client leaves, for as long as it is entered."""
+
+    def __init__(self, exchange: Exchange, generation: Generation) -> None:
+        self._exchange = exchange
+        self._inbox = generation.inbox
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> None:
+        self._task = asyncio.create_task(self._watch())
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _watch(self) -> None:
+        await self._exchange.disconnected()
+        self._inbox.post(CLIENT, ClientLeft())
+
+
+async def collect(exchange: Exchange, generation: Generation) -> list[Collected]:
+    """Run the generation to its end. Raises ``ApiError`` or ``ClientGoneError``."""
+    choices = [Collected(index) for index in range(generation.job.choices)]
+    async with ClientWatch(exchange, generation):
+        try:
+            generation.start()
+            while not generation.done():
+                for update in await generation.step(_PATIENCE):
+                    choices[update.index].add(update)
+        finally:
+            generation.close()
+    return choices
+
+
+async def stream(
+    exchange: Exchange, generation: Generation, form: StreamFormat, keep_alive: float
+) -> None:
+    """Run the generation and write it as it comes; ``keep_alive`` seconds of silence at most.
+    Raises ``ApiError`` only before the headers, ``ClientGoneError`` at any time."""
+    async with ClientWatch(exchange, generation):
+        try:
+            generation.start()
+            updates = await _until_settled(generation, keep_alive)
+            await exchange.open_stream(placement_headers(generation))
+            await exchange.write(form.opening(generation) + _join(form, updates))
+            try:
+                await _pump(exchange, generation, form, keep_alive)
+            except ApiError as error:
+                exchange.record.error = error.message
+                await exchange.write(form.error(error, exchange.request_id))
+        finally:
+            generation.close()
+    await exchange.close_stream()
+
+
+def placement_headers(generation: Generation) -> HeaderList:
+    if generation.placement is None:
+        return []
+    return [
+        (b"x-alipes-instance", generation.placement.instance.encode()),
+        (b"x-alipes-reason", str(generation.placement.reason).encode()),
+    ]
+
+
+async def _until_settled(generation: Generation, keep_alive: float) -> list[Update]:
+    """Wait for the start of the call, but no longer than the client may wait for headers."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + keep_alive
+    placed = False
+    updates: list[Update] = []
+    while not generation.begun and not generation.done():
+        left = deadline - loop.time()
+        if left <= 0:
+            break
+        updates += await generation.step(left)
+        if generation.placement is not None and not placed:
+            placed = True
+            deadline = min(deadline, loop.time() + GRACE)
+    return updates
+
+
+async def _pump(
+    exchange: Exchange, generation: Generation, form: StreamFormat, keep_alive: float
+) -> None:
+    loop = asyncio.get_running_loop()
+    quiet_until = loop.time() + keep_alive
+    data = b""
+    while not generation.done():
+        if data:
+            await exchange.write(data)
+            quiet_until = loop.time() + keep_alive
+        data = _join(form, await generation.step(quiet_until - loop.time()))
+        if not data and loop.time() >= quiet_until:
+            data = form.keep_alive
+    await exchange.write(data + form.closing(generation))
+
+
+def _join(form: StreamFormat, updates: list[Update]) -> bytes:
+    return b"".join([form.update(update) for update in updates])

@@ -1,0 +1,52 @@
+"""``/tokenize`` and ``/detokenize``."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import msgspec
+
+from alipes.gateway.api.errors import invalid
+from alipes.gateway.api.exchange import Exchange
+from alipes.gateway.api.openai.tools import function_tools
+from alipes.gateway.api.sampling import TokenId, check_ids
+from alipes.gateway.api.service import Service
+
+
+class TokenizeBody(msgspec.Struct):
+    """Either ``prompt`` (raw text) or ``messages`` (through the chat template)."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+
+
+class DetokenizeBody(msgspec.Struct):
+    tokens: list[TokenId]
+    model: str | None = None
+
+
+_tokenize: Final = msgspec.json.Decoder(TokenizeBody)
+_detokenize: Final = msgspec.json.Decoder(DetokenizeBody)
+
+
+async def tokenize(service: Service, exchange: Exchange) -> None:
+    body = await exchange.json(_tokenize, service.body_limit)
+    text = service.only_text(body.model)
+    if (body.prompt is None) == (body.messages is None):
+        raise invalid("prompt", "send either prompt or messages")
+    if body.messages is not None:
+        prompt = await text.chat(body.messages, function_tools(body.tools))
+    else:
+        prompt = await text.text(body.prompt or "")
+    tokens = prompt.tokens.tolist()
+    await exchange.reply({"tokens": tokens, "count": len(tokens), "max_model_len": text.context})
+
+
+async def detokenize(service: Service, exchange: Exchange) -> None:
+    body = await exchange.json(_detokenize, service.body_limit)
+    text = service.only_text(body.model)
+    check_ids("tokens", body.tokens, text)
+    decoder = text.decoder()
+    await exchange.reply({"prompt": decoder.push(body.tokens) + decoder.finish()})

@@ -1,0 +1,158 @@
+"""The live gateway: routing, fleet, local instances and HTTP around one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+import uvloop
+
+from alipes.gateway.api.routes import build_app
+from alipes.gateway.api.service import Service
+from alipes.gateway.calls import CallFailure, FailureKind
+from alipes.gateway.config import Cluster
+from alipes.gateway.dispatch import Dispatcher
+from alipes.gateway.fleet.launcher import Launcher, LaunchSpec, LaunchState, ProcessState
+from alipes.gateway.fleet.link import Fleet
+from alipes.gateway.http import HttpServer
+from alipes.gateway.routing.decision import RouterSettings
+from alipes.gateway.routing.router import Router
+from alipes.gateway.telemetry.metrics import Metrics
+from alipes.gateway.text.model import ModelText
+from alipes.instance.contract import ToInstance
+
+__all__ = ["Gateway", "build_app", "serve_gateway"]
+
+STREAM_GRACE: Final = 5.0
+_LAST_WRITES: Final = 1.0
+_READY_POLL: Final = 0.1
+
+log = logging.getLogger("alipes.gateway")
+
+
+class Gateway:
+    """All parts of one gateway, composed. ``start``, then ``stop``, once."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        texts: Mapping[str, ModelText],
+        endpoint: str,
+        launch_specs: Sequence[LaunchSpec] = (),
+    ) -> None:
+        settings = cluster.gateway
+        self.metrics = Metrics(cluster.models, cluster.instances)
+        self.router = Router(_serving(cluster), _router_settings(cluster))
+        self.dispatcher = Dispatcher(self.router, self._send, time.monotonic_ns, self.metrics)
+        self.fleet = Fleet(endpoint, frozenset(cluster.instances), self.dispatcher)
+        self.launcher = Launcher(launch_specs, self._process_state)
+        self.app = build_app(cluster, texts, self.dispatcher, self.metrics)
+        self.service: Service = self.app.state.service
+        self.http = HttpServer(self.app, settings.host, settings.port)
+
+    async def start(self) -> None:
+        """Open the links and the address, start local instances. Raises ``FleetError`` or
+        ``HttpError``, with everything stopped again."""
+        await self.fleet.start()
+        try:
+            await self.http.start()
+        except BaseException:
+            await self.fleet.stop()
+            raise
+        await self.launcher.start()
+
+    @property
+    def ready(self) -> bool:
+        return self.router.status(time.monotonic_ns()).ready
+
+    async def stop(self, grace: float = STREAM_GRACE, hurry: asyncio.Event | None = None) -> None:
+        """Turn new calls away, let live ones finish for ``grace`` seconds (or until ``hurry``),
+        fail the rest, then end HTTP, instances and links in this order."""
+        self.service.stopping = True
+        await self._wait_idle(grace, hurry)
+        self.dispatcher.fail_all(CallFailure(FailureKind.STOPPING, "the gateway is stopping"))
+        await self._wait_idle(_LAST_WRITES, None)
+        await self.http.stop()
+        self.fleet.stop_instances()
+        await self.launcher.stop()
+        await self.fleet.stop()
+        self.dispatcher.close()
+
+    async def _wait_idle(self, seconds: float, hurry: asyncio.Event | None) -> None:
+        deadline = time.monotonic() + seconds
+        while self.service.open_calls and time.monotonic() < deadline:
+            if hurry is not None and hurry.is_set():
+                return
+            await asyncio.sleep(0.02)
+
+    def _send(self, instance: str, message: ToInstance) -> bool:
+        return self.fleet.send(instance, message)
+
+    def _process_state(self, state: LaunchState) -> None:
+        """A process that is known to be gone need not miss its beats first."""
+        if state.state is ProcessState.RUNNING:
+            log.info("instance %s runs as process %d", state.name, state.pid)
+            return
+        log.warning("instance %s: %s: %s", state.name, state.state, state.reason)
+        self.fleet.drop(state.name, state.reason)
+
+
+def serve_gateway(
+    cluster: Cluster,
+    folders: Mapping[str, Path],
+    launch_specs: Sequence[LaunchSpec],
+    on_ready: Callable[[str], None],
+    endpoint: str = "",
+) -> None:
+    """Serve until SIGINT or SIGTERM. ``folders`` hold the prepared models; ``on_ready`` is told
+    the URL once every model has an instance. ``endpoint`` defaults to the file's."""
+    texts = {name: ModelText.load(name, folders[name]) for name in cluster.models}
+    gateway = Gateway(cluster, texts, endpoint or cluster.gateway.endpoint, launch_specs)
+    gc.collect()
+    gc.freeze()
+    uvloop.run(_serve(gateway, cluster, on_ready))
+
+
+async def _serve(gateway: Gateway, cluster: Cluster, on_ready: Callable[[str], None]) -> None:
+    """The first signal stops in order; a second one skips the grace of live streams."""
+    stop, hurry = asyncio.Event(), asyncio.Event()
+
+    def interrupted() -> None:
+        (hurry if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, interrupted)
+    await gateway.start()
+    url = f"http://{cluster.gateway.host}:{cluster.gateway.port}"
+    log.info("listening on %s", url)
+    announcing = asyncio.create_task(_announce(gateway, url, on_ready))
+    try:
+        await stop.wait()
+    finally:
+        announcing.cancel()
+        await gateway.stop(hurry=hurry)
+
+
+async def _announce(gateway: Gateway, url: str, on_ready: Callable[[str], None]) -> None:
+    while not gateway.ready:
+        await asyncio.sleep(_READY_POLL)
+    on_ready(url)
+
+
+def _serving(cluster: Cluster) -> dict[str, frozenset[str]]:
+    return {
+        model: frozenset(name for name, entry in cluster.instances.items() if model in entry.models)
+        for model in cluster.models
+    }
+
+
+def _router_settings(cluster: Cluster) -> RouterSettings:
+    limits = cluster.gateway.limits
+    return RouterSettings(queue_depth=limits.queue_depth, queue_timeout=limits.queue_timeout)

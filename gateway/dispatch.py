@@ -1,0 +1,315 @@
+"""Live calls: from a placement to an instance and back.
+
+The dispatcher owns every call that is queued or runs. It asks the router where a call goes,
+sends it there, and hands what comes back to the inbox of the client request. A call whose
+instance dies or turns out to be full before the first token is placed again; the client never
+notices. Every attempt has a call id of its own, so that a late message of an earlier attempt
+finds nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Final, Protocol
+
+from alipes.gateway.calls import CallEvent, CallFailure, CallRequest, FailureKind, Inbox
+from alipes.gateway.routing.decision import CallShape, Placement, Reject, RejectKind, Wait
+from alipes.gateway.routing.router import Router
+from alipes.gateway.telemetry.metrics import Metrics
+from alipes.instance.contract import (
+    Cancel,
+    Drain,
+    Failed,
+    FailureClass,
+    Finished,
+    FromInstance,
+    Hello,
+    Snapshot,
+    Started,
+    Submit,
+    ToInstance,
+    Tokens,
+    chain_root,
+)
+
+CALL_ID_BYTES: Final = 16
+MAX_ATTEMPTS: Final = 4
+DECISIONS_KEPT: Final = 64
+
+
+class Send(Protocol):
+    def __call__(self, instance: str, message: ToInstance) -> bool: ...
+
+
+class Stage(Enum):
+    """Where a call is: waiting for an instance, sent to one, or past its first token."""
+
+    QUEUED = auto()
+    SENT = auto()
+    STREAMING = auto()
+
+
+@dataclass(slots=True, eq=False)
+class LiveCall:
+    """A call between ``submit`` and its last event; the handle that cancels it."""
+
+    request: CallRequest
+    index: int
+    inbox: Inbox
+    call_id: bytes = b""
+    stage: Stage = Stage.QUEUED
+    instance: str = ""
+    attempts: int = 0
+    done: bool = False
+
+
+class Dispatcher:
+    """Implements the fleet's sink. Lives on the event loop; ``clock`` counts nanoseconds."""
+
+    def __init__(
+        self, router: Router, fleet_send: Send, clock: Callable[[], int], metrics: Metrics
+    ) -> None:
+        self.router = router
+        self.decisions: deque[Placement] = deque(maxlen=DECISIONS_KEPT)
+        self._send = fleet_send
+        self._clock = clock
+        self._metrics = metrics
+        self._live: dict[bytes, LiveCall] = {}
+        self._hellos: dict[str, Hello] = {}
+        self._snapshots: dict[str, Snapshot] = {}
+        self._timer: asyncio.TimerHandle | None = None
+
+    # --- what the API calls ---
+
+    def now(self) -> int:
+        return self._clock()
+
+    @property
+    def live_calls(self) -> int:
+        return len(self._live)
+
+    def hello(self, instance: str) -> Hello | None:
+        return self._hellos.get(instance)
+
+    def snapshot(self, instance: str) -> Snapshot | None:
+        return self._snapshots.get(instance)
+
+    def submit(self, request: CallRequest, index: int, inbox: Inbox) -> LiveCall:
+        """Place the call or queue it; its events go to ``inbox`` under ``index``."""
+        call = LiveCall(request, index, inbox)
+        self._place(call)
+        self._settle()
+        return call
+
+    def cancel(self, call: LiveCall) -> None:
+        """Forget the call and free what it holds anywhere; nothing if it has ended."""
+        if call.done:
+            return
+        if call.instance:
+            self._send(call.instance, Cancel(call.call_id))
+        self._end(call)
+        self._settle()
+
+    def drain(self, instance: str) -> bool:
+        """Let the instance finish what it has; False if it is not connected."""
+        if not self.router.drain(instance, self._clock()):
+            return False
+        return self._send(instance, Drain())
+
+    def fail_all(self, failure: CallFailure) -> None:
+        """End every call, on its instance too: the gateway stops."""
+        for call in list(self._live.values()):
+            if call.instance:
+                self._send(call.instance, Cancel(call.call_id))
+            self._end(call, failure)
+
+    def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    # --- what the fleet calls ---
+
+    def connected(self, hello: Hello) -> None:
+        self._hellos[hello.name] = hello
+        self._metrics.instance_up(hello.name, True)
+        self.router.connected(hello, self._clock())
+        self._lose_calls(hello.name, "it connected anew")
+        self._settle()
+
+    def beat(self, name: str) -> None:
+        self.router.beat(name, self._clock())
+        self._settle()
+
+    def message(self, name: str, body: FromInstance) -> None:
+        if isinstance(body, Tokens):
+            self._tokens(body)
+            return
+        if isinstance(body, Snapshot):
+            self._snapshots[name] = body
+            self._metrics.snapshot(name, body)
+            self.router.updated(name, body, self._clock())
+        elif isinstance(body, Started):
+            self._started(body)
+        elif isinstance(body, Finished):
+            self._finished(body)
+        elif isinstance(body, Failed):
+            self._failed(body)
+        self._settle()
+
+    def lost(self, name: str, reason: str) -> None:
+        self._hellos.pop(name, None)
+        self._snapshots.pop(name, None)
+        self._metrics.instance_up(name, False)
+        self.router.disconnected(name, self._clock())
+        self._lose_calls(name, reason)
+        self._settle()
+
+    def _lose_calls(self, name: str, reason: str) -> None:
+        failure = CallFailure(FailureKind.LOST, f"instance {name} was lost: {reason}")
+        for call in [call for call in self._live.values() if call.instance == name]:
+            self._retry_or_fail(call, failure)
+
+    # --- events of one call ---
+
+    def _tokens(self, tokens: Tokens) -> None:
+        for drawn in tokens.drawn:
+            call = self._live.get(drawn.call_id)
+            if call is not None:
+                call.stage = Stage.STREAMING
+                call.inbox.post(call.index, drawn)
+
+    def _started(self, started: Started) -> None:
+        call = self._live.get(started.call_id)
+        if call is not None:
+            self.router.started(call.call_id, self._clock())
+            call.inbox.post(call.index, started)
+
+    def _finished(self, finished: Finished) -> None:
+        call = self._live.get(finished.call_id)
+        if call is not None:
+            self._end(call, finished, finished.completion_tokens)
+
+    def _failed(self, failed: Failed) -> None:
+        call = self._live.get(failed.call_id)
+        if call is None:
+            return
+        failure = CallFailure(_KINDS[failed.failure], failed.reason, failed.field)
+        if failed.failure in (FailureClass.OVERLOADED, FailureClass.GONE):
+            self._retry_or_fail(call, failure)
+        else:
+            self._end(call, failure)
+
+    def _retry_or_fail(self, call: LiveCall, failure: CallFailure) -> None:
+        if call.stage is Stage.STREAMING or call.attempts >= MAX_ATTEMPTS:
+            self._end(call, failure)
+            return
+        self._metrics.replaced(call.instance)
+        self._release(call)
+        self._place(call)
+
+    # --- placement ---
+
+    def _place(self, call: LiveCall) -> None:
+        call.call_id = os.urandom(CALL_ID_BYTES)
+        call.stage, call.instance = Stage.QUEUED, ""
+        self._live[call.call_id] = call
+        self._metrics.live_calls(len(self._live))
+        request = call.request
+        shape = CallShape(
+            call_id=call.call_id,
+            model=request.model,
+            tenant=request.tenant,
+            prompt_tokens=len(request.tokens),
+            max_tokens=request.max_tokens,
+        )
+        self._apply(call, self.router.place(shape, self._clock()))
+
+    def _apply(self, call: LiveCall, outcome: Placement | Wait | Reject) -> None:
+        if isinstance(outcome, Reject):
+            self._end(
+                call,
+                CallFailure(
+                    _REJECTS[outcome.kind], outcome.reason, retry_after=outcome.retry_after
+                ),
+            )
+        elif isinstance(outcome, Placement):
+            self._submit_to(call, outcome)
+
+    def _submit_to(self, call: LiveCall, placement: Placement) -> None:
+        call.instance, call.stage = placement.instance, Stage.SENT
+        call.attempts += 1
+        self.decisions.append(placement)
+        self._metrics.placed(placement.instance, placement.reason)
+        if self._send(placement.instance, self._message(call)):
+            call.inbox.post(call.index, placement)
+        else:
+            self._retry_or_fail(
+                call,
+                CallFailure(FailureKind.UNAVAILABLE, f"instance {call.instance} is not reachable"),
+            )
+
+    def _message(self, call: LiveCall) -> Submit:
+        request = call.request
+        return Submit(
+            call_id=call.call_id,
+            model=request.model,
+            root=chain_root(self._kv_format(call.instance, request.model), request.tenant.encode()),
+            tokens=request.tokens.astype("<i4", copy=False).tobytes(),
+            max_tokens=request.max_tokens,
+            sampling=request.sampling,
+            stop_ids=request.stop_ids,
+            forced=request.forced,
+        )
+
+    def _kv_format(self, instance: str, model: str) -> str:
+        hello = self._hellos[instance]
+        return next(report.kv_format for report in hello.models if report.name == model)
+
+    # --- ends and wake-ups ---
+
+    def _release(self, call: LiveCall, completion_tokens: int | None = None) -> None:
+        self._live.pop(call.call_id, None)
+        self.router.released(call.call_id, self._clock(), completion_tokens)
+
+    def _end(
+        self, call: LiveCall, event: CallEvent | None = None, completion_tokens: int | None = None
+    ) -> None:
+        self._release(call, completion_tokens)
+        call.done = True
+        self._metrics.live_calls(len(self._live))
+        if event is not None:
+            call.inbox.post(call.index, event)
+
+    def _settle(self) -> None:
+        """Send what can go now and arrange to be woken for the rest."""
+        for outcome in self.router.retry(self._clock()):
+            call = self._live.get(outcome.call_id)
+            if call is not None:
+                self._apply(call, outcome)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        wakeup = self.router.next_wakeup(self._clock())
+        if wakeup is not None:
+            delay = max(0.0, (wakeup - self._clock()) / 1e9)
+            self._timer = asyncio.get_running_loop().call_later(delay, self._settle)
+
+
+_KINDS: Final = {
+    FailureClass.INVALID: FailureKind.INVALID,
+    FailureClass.OVERLOADED: FailureKind.OVERLOADED,
+    FailureClass.GONE: FailureKind.LOST,
+    FailureClass.INTERNAL: FailureKind.INTERNAL,
+}
+_REJECTS: Final = {
+    RejectKind.UNKNOWN_MODEL: FailureKind.UNAVAILABLE,
+    RejectKind.TOO_LARGE: FailureKind.INVALID,
+    RejectKind.OVERLOADED: FailureKind.OVERLOADED,
+    RejectKind.TIMEOUT: FailureKind.TIMEOUT,
+}

@@ -1,0 +1,163 @@
+"""Prometheus metrics of the gateway: a registry of its own, every label from a bounded set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from alipes.gateway.telemetry.record import CallRecord
+from alipes.instance.contract import Snapshot
+
+OTHER: Final = "other"
+_SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
+_REASONS_KEPT: Final = 32
+
+
+class BoundedLabel:
+    """Maps values to label values: those known, or the first few seen; ``other`` for the rest."""
+
+    def __init__(self, known: Iterable[str] = (), learn: int = 0) -> None:
+        self._known = set(known)
+        self._learn = learn
+
+    def __call__(self, value: str) -> str:
+        if value in self._known:
+            return value
+        if self._learn > 0:
+            self._learn -= 1
+            self._known.add(value)
+            return value
+        return OTHER
+
+
+class Metrics:
+    """All metrics; ``models`` and ``instances`` are the names that may become labels."""
+
+    content_type: Final = "text/plain; version=0.0.4; charset=utf-8"
+
+    def __init__(self, models: Iterable[str], instances: Iterable[str]) -> None:
+        self.registry = CollectorRegistry()
+        self._model = BoundedLabel(models)
+        self._instance = BoundedLabel(instances)
+        self._reason = BoundedLabel(learn=_REASONS_KEPT)
+        self._calls = Counter(
+            "alipes_calls", "Client calls by outcome.", ["route", "model", "status"],
+            registry=self.registry,
+        )  # fmt: skip
+        self._tokens = Counter(
+            "alipes_tokens", "Tokens by kind: prompt, cached, completion.", ["model", "kind"],
+            registry=self.registry,
+        )  # fmt: skip
+        self._disconnects = Counter(
+            "alipes_disconnects", "Calls whose client left before the end.", ["model"],
+            registry=self.registry,
+        )  # fmt: skip
+        self._ttft = self._histogram("alipes_ttft_seconds", "Receipt to first token.")
+        self._queue = self._histogram("alipes_queue_seconds", "Receipt to start of prefill.")
+        self._total = self._histogram("alipes_call_seconds", "Receipt to last token.")
+        self._placements = Counter(
+            "alipes_placements", "Placements by reason.", ["instance", "reason"],
+            registry=self.registry,
+        )  # fmt: skip
+        self._replacements = Counter(
+            "alipes_replacements", "Calls placed again, by the instance they left.", ["instance"],
+            registry=self.registry,
+        )  # fmt: skip
+        self._live = Gauge("alipes_live_calls", "Calls now open.", registry=self.registry)
+        self._up = self._gauge("alipes_instance_up", "1 while the instance is connected.")
+        self._fleet = InstanceGauges(self.registry)
+
+    def _histogram(self, name: str, text: str) -> Histogram:
+        return Histogram(name, text, ["model"], buckets=_SECONDS, registry=self.registry)
+
+    def _gauge(self, name: str, text: str) -> Gauge:
+        return Gauge(name, text, ["instance"], registry=self.registry)
+
+    def call(self, record: CallRecord) -> None:
+        """Count a finished call of any outcome."""
+        model = self._model(record.model)
+        self._calls.labels(record.route, model, str(record.status)).inc()
+        if record.disconnected:
+            self._disconnects.labels(model).inc()
+        for kind, count in (
+            ("prompt", record.prompt_tokens),
+            ("cached", record.cached_tokens),
+            ("completion", record.completion_tokens),
+        ):
+            if count:
+                self._tokens.labels(model, kind).inc(count)
+        for histogram, reading in (
+            (self._ttft, record.first_token),
+            (self._queue, record.begun),
+            (self._total, record.finished if record.first_token else 0),
+        ):
+            seconds = record.seconds_until(reading)
+            if seconds is not None:
+                histogram.labels(model).observe(seconds)
+
+    def placed(self, instance: str, reason: str) -> None:
+        self._placements.labels(self._instance(instance), self._reason(reason)).inc()
+
+    def replaced(self, instance: str) -> None:
+        self._replacements.labels(self._instance(instance)).inc()
+
+    def live_calls(self, count: int) -> None:
+        self._live.set(count)
+
+    def instance_up(self, instance: str, up: bool) -> None:
+        self._up.labels(self._instance(instance)).set(int(up))
+
+    def snapshot(self, instance: str, snapshot: Snapshot) -> None:
+        self._fleet.update(self._instance(instance), snapshot, self._model)
+
+    def render(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class InstanceGauges:
+    """What the latest snapshot of each instance says; totals are since its process started."""
+
+    _COUNTERS: Final = (
+        "live_calls", "finished", "cancelled", "failed", "preempted", "switches", "rounds",
+        "resumed", "switch_seconds", "prefill_tokens", "cached_tokens", "decode_tokens",
+    )  # fmt: skip
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._totals = {
+            name: Gauge(
+                f"alipes_instance_{name}",
+                f"Counter {name} of the instance since its start.",
+                ["instance"],
+                registry=registry,
+            )
+            for name in self._COUNTERS
+        }
+        self._blocks = Gauge(
+            "alipes_instance_kv_blocks", "Device KV blocks by state.", ["instance", "state"],
+            registry=registry,
+        )  # fmt: skip
+        self._host = Gauge(
+            "alipes_instance_host_bytes", "Host bytes in use.", ["instance"], registry=registry
+        )
+        self._risk = Gauge(
+            "alipes_instance_deadline_risk", "Rounds whose bound could not be met.",
+            ["instance", "model"], registry=registry,
+        )  # fmt: skip
+        self._load = Gauge(
+            "alipes_instance_calls", "Calls on the instance by state.",
+            ["instance", "model", "state"], registry=registry,
+        )  # fmt: skip
+
+    def update(self, instance: str, snapshot: Snapshot, model_label: BoundedLabel) -> None:
+        for name, gauge in self._totals.items():
+            gauge.labels(instance).set(getattr(snapshot.counters, name))
+        for state in ("free", "cached", "held"):
+            self._blocks.labels(instance, state).set(getattr(snapshot.occupancy, state))
+        self._host.labels(instance).set(snapshot.occupancy.host_used)
+        for model, count in snapshot.counters.deadline_risk.items():
+            self._risk.labels(instance, model_label(model)).set(count)
+        for model, load in snapshot.loads.items():
+            self._load.labels(instance, model_label(model), "waiting").set(load.waiting)
+            self._load.labels(instance, model_label(model), "running").set(load.running)

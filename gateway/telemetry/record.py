@@ -1,0 +1,69 @@
+"""What is known about one client call, gathered while it is served."""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import dataclass, field
+
+log = logging.getLogger("alipes.calls")
+
+
+@dataclass(slots=True)
+class CallRecord:
+    """One client call. Clock readings are nanoseconds of the gateway's clock, 0 while unknown;
+    ``prefill`` is in seconds as the instance measured it."""
+
+    request_id: str
+    route: str
+    received: int
+    tenant: str = ""
+    model: str = ""
+    stream: bool = False
+    instance: str = ""
+    reason: str = ""
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    begun: int = 0
+    first_token: int = 0
+    finished: int = 0
+    prefill: float = 0.0
+    status: int = 0
+    disconnected: bool = False
+    error: str = field(default="")
+
+    def seconds_until(self, reading: int) -> float | None:
+        """Seconds from receipt until a clock reading, or None while it is unknown."""
+        return (reading - self.received) / 1e9 if reading else None
+
+
+def write_line(record: CallRecord) -> None:
+    """Log the call as one line of JSON."""
+    if not log.isEnabledFor(logging.INFO):
+        return
+    line = {
+        "event": "call",
+        "request_id": record.request_id,
+        "route": record.route,
+        "tenant": record.tenant,
+        "model": record.model,
+        "stream": record.stream,
+        "instance": record.instance,
+        "reason": record.reason,
+        "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
+        "completion_tokens": record.completion_tokens,
+        "queue_ms": _milliseconds(record.seconds_until(record.begun)),
+        "prefill_ms": _milliseconds(record.prefill or None),
+        "ttft_ms": _milliseconds(record.seconds_until(record.first_token)),
+        "total_ms": _milliseconds(record.seconds_until(record.finished)),
+        "status": record.status,
+        "disconnected": record.disconnected,
+        "error": record.error,
+    }
+    log.info(json.dumps(line, ensure_ascii=False))
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 3)
