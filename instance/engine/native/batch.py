@@ -1,0 +1,102 @@
+"""Rows of a step as the tensors of one forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from alipes.instance.engine.protocol import EngineError, Row
+from alipes.kernels.shapes import Segment
+
+Table = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """What a row of the active model may refer to."""
+
+    block_tokens: int
+    blocks: int
+    context: int
+    vocab: int
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """n tokens of all rows, one after another. ``tokens``, ``positions``, ``slots`` are (n,)
+    int64 on the device; ``last`` (draws,) int64 holds the index of each drawing row's last
+    token, or is None where every token is one."""
+
+    tokens: torch.Tensor
+    positions: torch.Tensor
+    slots: torch.Tensor
+    segments: tuple[Segment, ...]
+    last: torch.Tensor | None
+    draws: int
+
+    @property
+    def rows(self) -> int:
+        return self.tokens.shape[0]
+
+
+def build_batch(rows: Sequence[Row], bounds: Bounds, device: torch.device) -> Batch:
+    """Raises ``EngineError`` for a row outside the bounds."""
+    size = bounds.block_tokens
+    positions, slots, segments, last = [], [], [], []
+    first = 0
+    for row in rows:
+        count, end = len(row.tokens), row.start + len(row.tokens)
+        table = _checked_table(row, end, bounds)
+        at = np.arange(row.start, end)
+        positions.append(at)
+        slots.append(table[at // size] * size + at % size)
+        segments.append(Segment(first, count, row.start, _runs(table, end, size)))
+        first += count
+        if row.draw is not None:
+            last.append(first - 1)
+    return Batch(
+        tokens=_tensor([row.tokens for row in rows], device),
+        positions=_tensor(positions, device),
+        slots=_tensor(slots, device),
+        segments=tuple(segments),
+        last=None if len(last) == first else torch.tensor(last, dtype=torch.int64, device=device),
+        draws=len(last),
+    )
+
+
+def _checked_table(row: Row, end: int, bounds: Bounds) -> Table:
+    call = f"call {row.call_id.hex()}"
+    if not len(row.tokens):
+        raise EngineError(f"{call}: a row needs at least one token")
+    if row.tokens.min() < 0 or row.tokens.max() >= bounds.vocab:
+        raise EngineError(f"{call}: a token id is outside the vocabulary of {bounds.vocab}")
+    if end > bounds.context:
+        raise EngineError(f"{call}: position {end} is beyond the context of {bounds.context}")
+    table = np.asarray(row.blocks, dtype=np.int64)
+    if len(table) * bounds.block_tokens < end:
+        raise EngineError(f"{call}: {len(table)} blocks do not cover {end} positions")
+    if table.min() < 0 or table.max() >= bounds.blocks:
+        raise EngineError(f"{call}: a block id is outside the pool of {bounds.blocks} blocks")
+    return table
+
+
+def _runs(table: Table, end: int, block_tokens: int) -> tuple[tuple[int, int], ...]:
+    """Contiguous (slot, length) pieces that hold positions 0 .. end - 1."""
+    used = table[: -(-end // block_tokens)]
+    edges = [0, *(np.flatnonzero(np.diff(used) != 1) + 1).tolist(), len(used)]
+    runs = []
+    for begin, stop in pairwise(edges):
+        length = min(stop * block_tokens, end) - begin * block_tokens
+        runs.append((int(used[begin]) * block_tokens, length))
+    return tuple(runs)
+
+
+def _tensor(parts: Sequence[NDArray[Any]], device: torch.device) -> torch.Tensor:
+    whole = parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return torch.from_numpy(whole.astype(np.int64, copy=False)).to(device)

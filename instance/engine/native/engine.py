@@ -1,0 +1,208 @@
+"""The built-in engine: torch models that take turns in one arena."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from alipes.instance.contract import InstanceSettings, ModelReport
+from alipes.instance.engine.native.batch import Bounds, build_batch
+from alipes.instance.engine.native.model import Shell, build_shell, forward, rotary_angles
+from alipes.instance.engine.native.sampler import sample
+from alipes.instance.engine.native.saved import SavedCalls
+from alipes.instance.engine.native.weights import load_packed
+from alipes.instance.engine.protocol import EngineError, Row, Sampled, SwitchReport
+from alipes.instance.memory.arena import Arena
+from alipes.instance.memory.plan import (
+    ModelPlan,
+    ModelShape,
+    gather_elements,
+    plan_instance,
+    read_shape,
+    widen_elements,
+)
+from alipes.instance.memory.specs import describe
+from alipes.kernels.shapes import Workspace
+from alipes.kernels.table import kernels_for
+
+
+@dataclass(slots=True)
+class _Resident:
+    """A model of this instance: what never leaves host memory, and its shell once it has one."""
+
+    shape: ModelShape
+    plan: ModelPlan
+    host: torch.Tensor
+    report: ModelReport
+    shell: Shell | None = None
+    base: tuple[int, int] = (0, 0)
+
+
+class NativeEngine:
+    """Implements ``Engine``. Construction reads every model's weights into host memory; raises
+    ``EngineError`` when one can never fit and ``ModelError`` when a folder is broken."""
+
+    def __init__(self, settings: InstanceSettings) -> None:
+        torch.set_num_threads(max(1, settings.threads))
+        self._settings = settings
+        self._device = torch.device(settings.device)
+        shapes = {m.name: read_shape(Path(m.folder), m.dtype) for m in settings.models}
+        plan = plan_instance(settings, shapes)
+        if plan.refusals:
+            raise EngineError("; ".join(plan.refusals))
+        self._arena = Arena(plan, self._device)
+        self._workspaces = {
+            name: _workspace(shape, self._arena.runtime, settings.block_tokens)
+            for name, shape in shapes.items()
+        }
+        self._models = {
+            m.name: _load_model(Path(m.folder), shapes[m.name], planned, settings)
+            for m, planned in zip(settings.models, plan.models, strict=True)
+        }
+        self._saved = SavedCalls(settings.host_bytes)
+        self._active = ""
+
+    @property
+    def kind(self) -> str:
+        return "native"
+
+    @property
+    def reports(self) -> tuple[ModelReport, ...]:
+        return tuple(model.report for model in self._models.values())
+
+    @property
+    def host_used(self) -> int:
+        return self._saved.used
+
+    def activate(self, model: str) -> SwitchReport:
+        """The switch of Talaria 4.2 without staging: copy the packed weights in one go, rebind
+        the shell, check that every region is where the shell knows it."""
+        if model not in self._models:
+            raise EngineError(f"model {model} is not one of this instance's")
+        if model == self._active:
+            return SwitchReport(0.0, 0, True)
+        begin = time.perf_counter()
+        entry = self._models[model]
+        self._active = ""
+        weights = self._arena.weights(entry.plan)
+        weights.copy_(entry.host)
+        kept = self._rebind(entry, weights)
+        if self._device.type != "cpu":
+            torch.accelerator.synchronize(self._device)
+        self._active = model
+        return SwitchReport(time.perf_counter() - begin, entry.plan.weight_bytes, kept)
+
+    def _rebind(self, entry: _Resident, weights: torch.Tensor) -> bool:
+        """Whether the shell's views are where the regions are; builds it where they are not."""
+        kv = self._arena.kv(entry.plan)
+        base = (weights.data_ptr(), kv.data_ptr())
+        kept = entry.shell is None or entry.base == base
+        if entry.shell is None or not kept:
+            slots = entry.plan.kv_blocks * self._settings.block_tokens
+            angles = rotary_angles(entry.shape.config, entry.plan.context, self._device)
+            entry.shell = build_shell(entry.shape, weights, kv, slots, angles)
+            entry.base = base
+        return kept
+
+    def step(self, rows: Sequence[Row]) -> tuple[Sampled, ...]:
+        """Rows of few tokens that all draw multiply in the weights' own dtype; should float16
+        overflow there, the step is computed again with widened weights."""
+        entry, shell = self._current()
+        bounds = Bounds(
+            self._settings.block_tokens,
+            entry.plan.kv_blocks,
+            entry.plan.context,
+            entry.shape.config.vocab,
+        )
+        workspace = self._workspaces[self._active]
+        with torch.inference_mode():
+            batch = build_batch(rows, bounds, self._device)
+            decoding = batch.draws == len(rows) == batch.rows
+            kernels = kernels_for(self._device, batch.rows if decoding else None)
+            logits = forward(shell, batch, kernels, workspace)
+            if not math.isfinite(float(logits.sum())):
+                kernels = kernels_for(self._device, None)
+                logits = forward(shell, batch, kernels, workspace)
+            return sample(rows, logits, kernels)
+
+    def save(self, call_id: bytes, blocks: Sequence[int], tokens: int) -> None:
+        _, shell = self._current()
+        size = self._settings.block_tokens
+        used = torch.tensor(blocks[: -(-tokens // size)], dtype=torch.int64, device=self._device)
+        rows = [_block_rows(layer.pool, size) for layer in shell.layers]
+        widths = [pool.shape[1] for pool in rows]
+        state = self._saved.reserve(call_id, self._active, len(used), widths)
+        kernels = kernels_for(self._device, None)
+        for pool, held in zip(rows, state.layers, strict=True):
+            kernels.gather_blocks(pool, used, held)
+
+    def load(self, call_id: bytes, blocks: Sequence[int]) -> None:
+        _, shell = self._current()
+        state = self._saved.take(call_id, self._active)
+        count = state.layers[0].shape[0]
+        if len(blocks) < count:
+            raise EngineError(
+                f"call {call_id.hex()}: its saved state fills {count} blocks, not {len(blocks)}"
+            )
+        used = torch.tensor(blocks[:count], dtype=torch.int64, device=self._device)
+        kernels = kernels_for(self._device, None)
+        for layer, held in zip(shell.layers, state.layers, strict=True):
+            kernels.scatter_blocks(_block_rows(layer.pool, self._settings.block_tokens), used, held)
+        self._saved.discard(call_id)
+
+    def discard(self, call_id: bytes) -> None:
+        self._saved.discard(call_id)
+
+    def close(self) -> None:
+        """Give the memory back; the engine cannot be used after it."""
+        self._active = ""
+        self._models.clear()
+        self._workspaces.clear()
+        del self._arena
+
+    def _current(self) -> tuple[_Resident, Shell]:
+        if not self._active:
+            raise EngineError("no model is active: activate one first")
+        entry = self._models[self._active]
+        assert entry.shell is not None
+        return entry, entry.shell
+
+
+def _block_rows(pool: torch.Tensor, block_tokens: int) -> torch.Tensor:
+    """(blocks, bytes) uint8 of a layer's pool (slots, 2, heads, dim)."""
+    return pool.view(pool.shape[0] // block_tokens, -1).view(torch.uint8)
+
+
+def _workspace(shape: ModelShape, runtime: torch.Tensor, block_tokens: int) -> Workspace:
+    memory = runtime.view(torch.float32)
+    widen, gather = widen_elements(shape), gather_elements(shape, block_tokens)
+    state = shape.states[0]
+    return Workspace(
+        widen=memory[:widen],
+        gather=memory[widen : widen + gather].view(-1, 2, state.heads, state.dim),
+    )
+
+
+def _load_model(
+    folder: Path, shape: ModelShape, plan: ModelPlan, settings: InstanceSettings
+) -> _Resident:
+    host = load_packed(folder, shape.layout, shape.config.head_dim)
+    digest = hashlib.blake2b(host.numpy().data, digest_size=16).hexdigest()
+    report = ModelReport(
+        name=plan.name,
+        kv_format=f"{digest}:{describe(shape.states)}:interleaved:{settings.block_tokens}",
+        context=plan.context,
+        vocab_size=shape.config.vocab,
+        weight_bytes=plan.weight_bytes,
+        block_bytes=plan.block_bytes,
+        kv_blocks=plan.kv_blocks,
+    )
+    if settings.device != "cpu":
+        host = host.pin_memory()
+    return _Resident(shape, plan, host, report)

@@ -1,0 +1,91 @@
+"""From logits to tokens. The noise at a position is a function of (seed, position) alone, so a
+call that was moved, resumed or batched otherwise draws what it would have drawn."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Sequence
+
+import torch
+
+from alipes.instance.contract import Sampling, TopLogprob
+from alipes.instance.engine.protocol import Draw, Row, Sampled
+from alipes.kernels.table import Kernels
+
+
+def uniform(seed: int, position: int) -> float:
+    """In [0, 1): 53 bits of a hash of seed and position."""
+    digest = hashlib.blake2b(struct.pack("<Qq", seed & (2**64 - 1), position), digest_size=8)
+    return (int.from_bytes(digest.digest(), "little") >> 11) * 2.0**-53
+
+
+def sample(rows: Sequence[Row], logits: torch.Tensor, kernels: Kernels) -> tuple[Sampled, ...]:
+    """``logits`` (draws, vocab) float32 belong to the rows that draw, in order."""
+    drawing = [(row.call_id, row.draw) for row in rows if row.draw is not None]
+    if all(_is_plain(draw) for _, draw in drawing):
+        best = logits.argmax(-1).tolist()
+        return tuple(
+            Sampled(call, token if draw.forced is None else draw.forced)
+            for (call, draw), token in zip(drawing, best, strict=True)
+        )
+    return tuple(
+        _sample_one(call, draw, row, kernels)
+        for (call, draw), row in zip(drawing, logits, strict=True)
+    )
+
+
+def _is_plain(draw: Draw) -> bool:
+    """Whether the largest logit decides and nothing else is asked for."""
+    sampling = draw.sampling
+    return sampling.temperature == 0 and sampling.top_logprobs < 0 and not _is_adjusted(sampling)
+
+
+def _is_adjusted(sampling: Sampling) -> bool:
+    return bool(
+        sampling.logit_bias
+        or sampling.frequency_penalty
+        or sampling.presence_penalty
+        or sampling.repetition_penalty != 1.0
+    )
+
+
+def _sample_one(call: bytes, draw: Draw, logits: torch.Tensor, kernels: Kernels) -> Sampled:
+    sampling = draw.sampling
+    if _is_adjusted(sampling):
+        logits = logits.clone()
+        _adjust(logits, draw, kernels)
+    token = _draw_token(logits, draw, kernels) if draw.forced is None else draw.forced
+    if sampling.top_logprobs < 0:
+        return Sampled(call, token)
+    logprobs = logits.log_softmax(-1)
+    best = logprobs.topk(min(sampling.top_logprobs, logprobs.shape[0]))
+    top = tuple(
+        TopLogprob(int(other), float(value))
+        for value, other in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+    )
+    return Sampled(call, token, float(logprobs[token]), top)
+
+
+def _adjust(logits: torch.Tensor, draw: Draw, kernels: Kernels) -> None:
+    sampling = draw.sampling
+    kernels.penalize(
+        logits,
+        torch.from_numpy(draw.history.astype("int64")).to(logits.device),
+        draw.prompt_tokens,
+        sampling.repetition_penalty,
+        sampling.frequency_penalty,
+        sampling.presence_penalty,
+    )
+    for token, bias in sampling.logit_bias.items():
+        if 0 <= token < logits.shape[0]:
+            logits[token] += bias
+
+
+def _draw_token(logits: torch.Tensor, draw: Draw, kernels: Kernels) -> int:
+    sampling = draw.sampling
+    if sampling.temperature == 0:
+        return int(logits.argmax())
+    scaled = logits / sampling.temperature
+    probs = kernels.restrict(scaled, sampling.top_k, sampling.top_p, sampling.min_p)
+    return kernels.invert(probs, uniform(sampling.seed, len(draw.history)))

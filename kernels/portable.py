@@ -1,0 +1,96 @@
+"""Torch forms that are fast on any device: fewer passes, no loops over rows or tokens."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from alipes.kernels.shapes import Workspace
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    return F.rms_norm(x, weight.shape, weight, eps)
+
+
+def rope(heads: torch.Tensor, angles: torch.Tensor) -> None:
+    """Interleaved pairs are complex numbers, and rotating is multiplying."""
+    pairs = torch.view_as_complex(heads.view(*heads.shape[:-1], -1, 2))
+    pairs.mul_(angles.unsqueeze(1))
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+    return F.linear(x.to(weight.dtype), weight).float()
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate).mul_(up)
+
+
+def write_kv(pool: torch.Tensor, slots: torch.Tensor, kv: torch.Tensor) -> None:
+    pool.index_copy_(0, slots, kv)
+
+
+def route(
+    x: torch.Tensor, router: torch.Tensor, top_k: int, normalize: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Where weights are normalized, the softmax over the chosen logits is enough."""
+    logits = F.linear(x, router)
+    if normalize:
+        best, chosen = logits.topk(top_k, dim=-1)
+        return best.softmax(-1), chosen
+    weights, chosen = logits.softmax(-1).topk(top_k, dim=-1)
+    return weights, chosen
+
+
+def gather_blocks(pool: torch.Tensor, blocks: torch.Tensor, out: torch.Tensor) -> None:
+    if pool.device == out.device:
+        torch.index_select(pool, 0, blocks, out=out)
+    else:
+        out.copy_(pool.index_select(0, blocks))
+
+
+def scatter_blocks(pool: torch.Tensor, blocks: torch.Tensor, held: torch.Tensor) -> None:
+    pool.index_copy_(0, blocks, held.to(pool.device))
+
+
+def penalize(
+    logits: torch.Tensor,
+    history: torch.Tensor,
+    prompt_tokens: int,
+    repetition: float,
+    frequency: float,
+    presence: float,
+) -> None:
+    if repetition != 1.0:
+        seen = torch.unique(history)
+        values = logits[seen]
+        logits[seen] = torch.where(values > 0, values / repetition, values * repetition)
+    generated = history[prompt_tokens:]
+    if len(generated) and (frequency or presence):
+        seen, counts = torch.unique(generated, return_counts=True)
+        logits[seen] -= counts * frequency + presence
+
+
+def restrict(logits: torch.Tensor, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
+    """As the reference, but ranks only as many tokens as top-p needs."""
+    if 0 < top_k < logits.shape[0]:
+        least = logits.topk(top_k).values[-1]
+        logits = logits.masked_fill(logits < least, float("-inf"))
+    probs = logits.softmax(-1)
+    least = probs.max() * min_p
+    if top_p < 1.0:
+        least = torch.maximum(least, _nucleus_edge(probs, top_p))
+    return probs.masked_fill(probs < least, 0.0)
+
+
+def _nucleus_edge(probs: torch.Tensor, top_p: float) -> torch.Tensor:
+    """Probability of the last token that top-p keeps."""
+    count = min(64, probs.shape[0])
+    while True:
+        ranked = probs.topk(count).values
+        total = ranked.double().cumsum(0)
+        if float(total[-1]) >= top_p or count == probs.shape[0]:
+            kept = int((total - ranked < top_p).sum())
+            return ranked[max(kept, 1) - 1]
+        count = min(count * 8, probs.shape[0])

@@ -1,0 +1,146 @@
+"""The obvious form of every tensor operation; runs on any device, and tests compare with it.
+
+n rows of a batch, H query heads, K key-value heads, D head size. Activations are float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+
+from alipes.kernels.shapes import Segment, Workspace
+
+
+def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """(..., d) over the last dimension."""
+    return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * weight
+
+
+def rope(heads: torch.Tensor, angles: torch.Tensor) -> None:
+    """Rotate (n, heads, D) in place; pairs are interleaved, ``angles`` (n, D/2) complex64."""
+    even, odd = heads[..., 0::2].clone(), heads[..., 1::2].clone()
+    cos, sin = angles.real.unsqueeze(1), angles.imag.unsqueeze(1)
+    heads[..., 0::2] = even * cos - odd * sin
+    heads[..., 1::2] = even * sin + odd * cos
+
+
+def linear(x: torch.Tensor, weight: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+    """(n, i) float32 times (o, i) of any float dtype: (n, o) float32."""
+    return F.linear(x, weight.float())
+
+
+def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
+    """(n, 2i) with gates first: (n, i)."""
+    gate, up = gate_up.chunk(2, dim=-1)
+    return F.silu(gate) * up
+
+
+def write_kv(pool: torch.Tensor, slots: torch.Tensor, kv: torch.Tensor) -> None:
+    """Store (n, 2, K, D) at ``slots`` (n,) int64 of ``pool`` (slots, 2, K, D)."""
+    pool[slots] = kv
+
+
+def attend(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    pool: torch.Tensor,
+    segments: Sequence[Segment],
+    workspace: Workspace,
+) -> torch.Tensor:
+    """Causal attention of (n, H, D) over what ``pool`` holds of each segment: (n, H * D).
+
+    ``kv`` (n, 2, K, D) is what ``pool`` already holds for the batch's own rows.
+    """
+    out = torch.empty_like(q)
+    for segment in segments:
+        held = pool[segment.slots().to(pool.device)].float()
+        group = q.shape[1] // pool.shape[2]
+        keys, values = held.repeat_interleave(group, dim=2).unbind(1)
+        rows = slice(segment.first, segment.first + segment.count)
+        scores = torch.einsum("qhd,khd->hqk", q[rows], keys) * q.shape[-1] ** -0.5
+        seen = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).tril(segment.start)
+        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+        out[rows] = torch.einsum("hqk,khd->qhd", weights, values)
+    return out.flatten(1)
+
+
+def route(
+    x: torch.Tensor, router: torch.Tensor, top_k: int, normalize: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(n, d) by (experts, d): weights (n, top_k) float32 and expert ids (n, top_k) int64."""
+    weights, chosen = F.linear(x, router).softmax(-1).topk(top_k, dim=-1)
+    if normalize:
+        weights = weights / weights.sum(-1, keepdim=True)
+    return weights, chosen
+
+
+def experts(
+    x: torch.Tensor,
+    weights: torch.Tensor,
+    chosen: torch.Tensor,
+    gate_up: torch.Tensor,
+    down: torch.Tensor,
+    workspace: Workspace,
+) -> torch.Tensor:
+    """Sum over the chosen experts of weight times feed-forward; ``gate_up`` (experts, 2i, d),
+    ``down`` (experts, d, i): (n, d)."""
+    out = torch.zeros_like(x)
+    for row in range(x.shape[0]):
+        for weight, expert in zip(weights[row], chosen[row], strict=True):
+            inner = silu_mul(linear(x[row : row + 1], gate_up[expert], workspace))
+            out[row] += weight * linear(inner, down[expert], workspace)[0]
+    return out
+
+
+def gather_blocks(pool: torch.Tensor, blocks: torch.Tensor, out: torch.Tensor) -> None:
+    """Copy rows ``blocks`` (n,) int64 of (blocks, elements) into host ``out`` (n, elements)."""
+    out.copy_(pool[blocks])
+
+
+def scatter_blocks(pool: torch.Tensor, blocks: torch.Tensor, held: torch.Tensor) -> None:
+    """The inverse of ``gather_blocks``."""
+    pool[blocks] = held.to(pool.device)
+
+
+def penalize(
+    logits: torch.Tensor,
+    history: torch.Tensor,
+    prompt_tokens: int,
+    repetition: float,
+    frequency: float,
+    presence: float,
+) -> None:
+    """Change (vocab,) in place: repetition divides positive and multiplies negative logits of
+    every token of ``history`` (n,) int64; the other two subtract for generated tokens only."""
+    for token in set(history.tolist()):
+        value = logits[token]
+        logits[token] = torch.where(value > 0, value / repetition, value * repetition)
+    for token in history[prompt_tokens:].tolist():
+        logits[token] -= frequency
+    for token in set(history[prompt_tokens:].tolist()):
+        logits[token] -= presence
+
+
+def restrict(logits: torch.Tensor, top_k: int, top_p: float, min_p: float) -> torch.Tensor:
+    """Probabilities (vocab,) after top-k, then top-p, then min-p, each over what the one before
+    kept; not renormalized. Tokens as probable as the last one kept are kept too."""
+    if 0 < top_k < logits.shape[0]:
+        least = logits.sort(descending=True).values[top_k - 1]
+        logits = logits.masked_fill(logits < least, float("-inf"))
+    probs = logits.softmax(-1)
+    least = probs.max() * min_p
+    if top_p < 1.0:
+        ranked = probs.sort(descending=True).values
+        before = ranked.double().cumsum(0) - ranked
+        kept = int((before < top_p).sum())
+        least = torch.maximum(least, ranked[max(kept, 1) - 1])
+    return probs.masked_fill(probs < least, 0.0)
+
+
+def invert(probs: torch.Tensor, uniform: float) -> int:
+    """The token at which the cumulative sum of (vocab,), in vocabulary order, passes
+    ``uniform`` in [0, 1) of the total."""
+    total = probs.double().cumsum(0)
+    return int(torch.searchsorted(total, total[-1] * uniform, right=True))

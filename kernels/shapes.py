@@ -1,0 +1,34 @@
+"""What kernels need to know of a batch, apart from tensors."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+LogSumExp = tuple[torch.Tensor, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows first .. first + count - 1 of a batch: positions start .. start + count - 1 of one
+    call. ``runs`` are (slot, length) pieces of the KV pool that hold positions 0 .. start +
+    count - 1 in order."""
+
+    first: int
+    count: int
+    start: int
+    runs: tuple[tuple[int, int], ...]
+
+    def slots(self) -> torch.Tensor:
+        """(start + count,) int64: the pool slot of every position."""
+        return torch.cat([torch.arange(slot, slot + length) for slot, length in self.runs])
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """float32 scratch of the runtime region: ``widen`` (elements,) for a weight matrix,
+    ``gather`` (slots, 2, heads, dim) for scattered keys and values."""
+
+    widen: torch.Tensor
+    gather: torch.Tensor

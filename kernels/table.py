@@ -1,0 +1,86 @@
+"""The one table of tensor operations: for each device the fastest form of every operation.
+
+``reference`` fixes what an operation means (shapes, dtypes, which arguments it changes); every
+other column must agree with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import torch
+
+from alipes.kernels import cpu, portable, reference
+from alipes.kernels.shapes import Segment, Workspace
+
+Tensor = torch.Tensor
+Linear = Callable[[Tensor, Tensor, Workspace], Tensor]
+Attend = Callable[[Tensor, Tensor, Tensor, Sequence[Segment], Workspace], Tensor]
+ExpertsForm = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Workspace], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """One column of the table."""
+
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor]
+    rope: Callable[[Tensor, Tensor], None]
+    linear: Linear
+    silu_mul: Callable[[Tensor], Tensor]
+    write_kv: Callable[[Tensor, Tensor, Tensor], None]
+    attend: Attend
+    route: Callable[[Tensor, Tensor, int, bool], tuple[Tensor, Tensor]]
+    experts: ExpertsForm
+    gather_blocks: Callable[[Tensor, Tensor, Tensor], None]
+    scatter_blocks: Callable[[Tensor, Tensor, Tensor], None]
+    penalize: Callable[[Tensor, Tensor, int, float, float, float], None]
+    restrict: Callable[[Tensor, int, float, float], Tensor]
+    invert: Callable[[Tensor, float], int]
+
+
+REFERENCE: Final = Kernels(
+    rms_norm=reference.rms_norm,
+    rope=reference.rope,
+    linear=reference.linear,
+    silu_mul=reference.silu_mul,
+    write_kv=reference.write_kv,
+    attend=reference.attend,
+    route=reference.route,
+    experts=reference.experts,
+    gather_blocks=reference.gather_blocks,
+    scatter_blocks=reference.scatter_blocks,
+    penalize=reference.penalize,
+    restrict=reference.restrict,
+    invert=reference.invert,
+)
+
+PORTABLE: Final = replace(
+    REFERENCE,
+    rms_norm=portable.rms_norm,
+    rope=portable.rope,
+    linear=portable.linear,
+    silu_mul=portable.silu_mul,
+    write_kv=portable.write_kv,
+    route=portable.route,
+    gather_blocks=portable.gather_blocks,
+    scatter_blocks=portable.scatter_blocks,
+    penalize=portable.penalize,
+    restrict=portable.restrict,
+)
+
+CPU: Final = replace(PORTABLE, linear=cpu.linear, attend=cpu.attend, experts=cpu.experts)
+CPU_NARROW: Final = replace(CPU, linear=cpu.narrow_linear, experts=cpu.narrow_experts)
+
+# Above this many rows widening a float16 matrix is faster than multiplying in float16: each row
+# costs the latter 7-14 ms on SmolLM2 (135M), widening 25-45 ms at once (two cores, AVX2/AVX-512).
+NARROW_ROWS: Final = 4
+
+
+def kernels_for(device: torch.device, narrow_rows: int | None) -> Kernels:
+    """The column for a step: ``narrow_rows`` is its number of rows where float16 products will
+    do, None where they will not."""
+    if device.type != "cpu":
+        return PORTABLE
+    return CPU_NARROW if narrow_rows is not None and narrow_rows <= NARROW_ROWS else CPU
