@@ -6,6 +6,7 @@ import asyncio
 import gc
 import logging
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from alipes.gateway.http import HttpServer
 from alipes.gateway.routing.decision import RouterSettings
 from alipes.gateway.routing.router import Router
 from alipes.gateway.telemetry.metrics import Metrics
+from alipes.gateway.telemetry.record import log_calls_to
 from alipes.gateway.text.model import ModelText
 from alipes.instance.contract import ToInstance
 
@@ -96,11 +98,8 @@ class Gateway:
 
     def _process_state(self, state: LaunchState) -> None:
         """A process that is known to be gone need not miss its beats first."""
-        if state.state is ProcessState.RUNNING:
-            log.info("instance %s runs as process %d", state.name, state.pid)
-            return
-        log.warning("instance %s: %s: %s", state.name, state.state, state.reason)
-        self.fleet.drop(state.name, state.reason)
+        if state.state is not ProcessState.RUNNING:
+            self.fleet.drop(state.name, state.reason)
 
 
 def serve_gateway(
@@ -112,6 +111,7 @@ def serve_gateway(
 ) -> None:
     """Serve until SIGINT or SIGTERM. ``folders`` hold the prepared models; ``on_ready`` is told
     the URL once every model has an instance. ``endpoint`` defaults to the file's."""
+    log_calls_to(sys.stderr)
     texts = {name: ModelText.load(name, folders[name]) for name in cluster.models}
     gateway = Gateway(cluster, texts, endpoint or cluster.gateway.endpoint, launch_specs)
     gc.collect()

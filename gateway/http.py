@@ -15,12 +15,14 @@ from typing import Any, Final
 from granian.constants import HTTPModes, Interfaces
 from granian.server.embed import Server
 
+from alipes.gateway.config import ConfigError
+
 BACKLOG: Final = 1024
 _START_SECONDS: Final = 10.0
 _STOP_SECONDS: Final = 5.0
 
 
-class HttpError(Exception):
+class HttpError(ConfigError):
     """The address cannot be served; the message names it and the remedy."""
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TextIO
 
 log = logging.getLogger("alipes.calls")
 
@@ -31,11 +33,20 @@ class CallRecord:
     prefill: float = 0.0
     status: int = 0
     disconnected: bool = False
-    error: str = field(default="")
+    error: str = ""
 
     def seconds_until(self, reading: int) -> float | None:
         """Seconds from receipt until a clock reading, or None while it is unknown."""
         return (reading - self.received) / 1e9 if reading else None
+
+
+def log_calls_to(stream: TextIO) -> None:
+    """Write call lines to ``stream`` bare, so that each is JSON and nothing else."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    log.handlers[:] = [handler]
+    log.setLevel(logging.INFO)
+    log.propagate = False
 
 
 def write_line(record: CallRecord) -> None:
@@ -44,6 +55,7 @@ def write_line(record: CallRecord) -> None:
         return
     line = {
         "event": "call",
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "request_id": record.request_id,
         "route": record.route,
         "tenant": record.tenant,
