@@ -50,6 +50,9 @@ class ActiveModel:
                 self.preempt(call)
         return [call for call in calls if call.state is CallState.DECODE]
 
+    def oldest(self) -> Sequence | None:
+        return min(self.state.resident.values(), key=lambda call: call.order, default=None)
+
     def restore_batch(self) -> list[Sequence]:
         """Saved calls, the oldest first, that have blocks again and are to be copied back."""
         batch: list[Sequence] = []

@@ -33,6 +33,19 @@ RATES: Final = {
 }
 
 
+class Smoothed:
+    """An exponentially weighted mean that the first measurement replaces."""
+
+    def __init__(self, prior: float) -> None:
+        self.value = prior
+        self.samples = 0
+
+    def observe(self, value: float) -> None:
+        gain = SMOOTHING if self.samples else 1.0
+        self.value += gain * (value - self.value)
+        self.samples += 1
+
+
 class LinearFit:
     """Non-negative least squares of ``y = theta . x`` with exponential forgetting, relative
     errors, and a prior that a few measurements outweigh. ``scale`` brings the features near 1."""
@@ -41,15 +54,16 @@ class LinearFit:
         size = len(prior)
         self._scale = tuple(scale)
         self._theta = [p * s for p, s in zip(prior, scale, strict=True)]
-        # Normal equations of the weighted history, row-major; the prior counts as relative too.
-        floor = 0.01 * max(self._theta)
-        self._prior = [PRIOR_WEIGHT / max(t, floor) ** 2 for t in self._theta]
-        self._target = [w * t for w, t in zip(self._prior, self._theta, strict=True)]
+        # Normal equations of the weighted history, row-major.
         self._moments = [0.0] * (size * size)
         self._sums = [0.0] * size
+        self._typical = Smoothed(0.0)
         self._coefficients = tuple(prior)
         self._stale = False
-        self.samples = 0
+
+    @property
+    def samples(self) -> int:
+        return self._typical.samples
 
     @property
     def coefficients(self) -> tuple[float, ...]:
@@ -67,32 +81,23 @@ class LinearFit:
             for j in range(size):
                 moments[i * size + j] = FORGET * moments[i * size + j] + part * x[j]
             sums[i] = FORGET * sums[i] + part * seconds
-        self.samples += 1
+        self._typical.observe(seconds)
         self._stale |= self.samples <= REFIT_EVERY or self.samples % REFIT_EVERY == 0
 
     def _solve(self) -> None:
         size = len(self._sums)
-        matrix = np.array(self._moments).reshape(size, size) + np.diag(self._prior)
+        prior = np.array(self._theta)
+        # An error of the prior counts relative to it or to what is measured, the larger of both,
+        # so that one which is far too small gives way as soon as one far too large.
+        weights = PRIOR_WEIGHT / np.maximum(prior, max(self._typical.value, 1e-6)) ** 2
+        matrix = np.array(self._moments).reshape(size, size) + np.diag(weights)
         lower = np.linalg.cholesky(matrix)
-        right = np.linalg.solve(lower, np.add(self._sums, self._target))
+        right = np.linalg.solve(lower, np.add(self._sums, weights * prior))
         solution, _ = nnls(lower.T, right)
         self._coefficients = tuple(
             float(value) / scale for value, scale in zip(solution, self._scale, strict=True)
         )
         self._stale = False
-
-
-class Smoothed:
-    """An exponentially weighted mean that the first measurement replaces."""
-
-    def __init__(self, prior: float) -> None:
-        self.value = prior
-        self.samples = 0
-
-    def observe(self, value: float) -> None:
-        gain = SMOOTHING if self.samples else 1.0
-        self.value += gain * (value - self.value)
-        self.samples += 1
 
 
 @dataclass(slots=True)

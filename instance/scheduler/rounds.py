@@ -187,8 +187,7 @@ class RoundScheduler:
         saved: list[SavedCall] = []
         if self._active is not None:
             block_bytes = self._active.state.report.block_bytes
-            room = max(0, self._settings.host_bytes - self._host_used) // block_bytes
-            for call in self._active.leave(room):
+            for call in self._active.leave(self._host_room(self._active)):
                 self._host_used += call.host_blocks * block_bytes
                 blocks = tuple(call.blocks[: call.host_blocks])
                 saved.append(SavedCall(call.call.call_id, blocks, call.computed))
@@ -253,8 +252,7 @@ class RoundScheduler:
                     tuple(SavedCall(c.call.call_id, tuple(c.blocks), c.computed) for c in restored)
                 )
         chunk = self._settings.prefill_chunk
-        alone = len(self._plan.shares) == 1
-        if slot.prefill_runs and (alone or not slot.fits(active.state.chunk_seconds(chunk))):
+        if slot.prefill_runs and not self._prefill_goes_on(slot, active, chunk):
             return None
         batch = active.prefill_batch(chunk)
         if not batch:
@@ -268,6 +266,23 @@ class RoundScheduler:
             max_steps=1,
             started=tuple(self._started(call, now) for call, _ in batch if call.started is None),
         )
+
+    def _prefill_goes_on(self, slot: Slot, active: ActiveModel, chunk: int) -> bool:
+        if len(self._plan.shares) == 1:
+            return False
+        if slot.fits(active.state.chunk_seconds(chunk)):
+            return True
+        # A switch would undo a half-computed prompt that the host has no room for. Were that to
+        # happen in every slot, it would never end; from its first token on nothing is undone.
+        oldest = active.oldest()
+        if oldest is None or oldest.state is not CallState.PREFILL:
+            return False
+        return active.space.blocks_for(oldest.length) > self._host_room(active)
+
+    def _host_room(self, active: ActiveModel) -> int:
+        """Blocks of the active model that could be saved now."""
+        free = self._settings.host_bytes - self._host_used
+        return max(0, free) // active.state.report.block_bytes
 
     def _started(self, call: Sequence, now: int) -> Started:
         call.start(now)
@@ -341,6 +356,7 @@ class RoundScheduler:
             context = sum(call.length for call in calls)
             profile.decode.observe((1.0, len(calls), context), seconds)
             return
+        self._stale = True
         slot.prefill_runs += 1
         slot.prefill_spent += seconds
         tokens = sum(run.chunks)
