@@ -28,6 +28,11 @@ def chain_next(before: int, tokens: TokenIds) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
+def refusal(call_id: bytes, message: str) -> EngineError:
+    """The error that one call is to blame for."""
+    return EngineError(f"call {call_id.hex()}: {message}", (call_id,))
+
+
 @dataclass(frozen=True, slots=True)
 class SavedBlocks:
     """The provenance of one call's blocks, copied off the device."""
@@ -59,15 +64,14 @@ class BlockStates:
         """The blocks that cover ``positions``, checked to exist and to differ."""
         needed = -(-positions // self.block_tokens)
         if len(blocks) < needed:
-            raise EngineError(
-                f"call {call_id.hex()}: {len(blocks)} blocks for {positions} positions, "
-                f"{needed} are needed"
+            raise refusal(
+                call_id, f"{len(blocks)} blocks for {positions} positions, {needed} are needed"
             )
         table = np.asarray(blocks[:needed], np.int64)
         if table.size and (table.min() < 0 or table.max() >= len(self._filled)):
-            raise EngineError(f"call {call_id.hex()}: block table names a block out of range")
+            raise refusal(call_id, "its table names a block out of range")
         if len(np.unique(table)) != needed:
-            raise EngineError(f"call {call_id.hex()}: block table names a block twice")
+            raise refusal(call_id, "its table names a block twice")
         return table
 
     def write(self, call_id: bytes, table: NDArray[np.int64], start: int, tokens: TokenIds) -> None:
@@ -85,9 +89,10 @@ class BlockStates:
         held = self._content[table].reshape(-1)[: len(history)]
         if not np.array_equal(held, history):
             position = int(np.argmin(held == history))
-            raise EngineError(
-                f"call {call_id.hex()}: position {position} holds the state of token "
-                f"{int(held[position])}, its history says {int(history[position])}"
+            raise refusal(
+                call_id,
+                f"position {position} holds the state of token {int(held[position])}, its "
+                f"history says {int(history[position])}",
             )
 
     def context_hash(self, table: NDArray[np.int64], positions: int) -> int:
@@ -137,5 +142,4 @@ class BlockStates:
         if wrong.any():
             index = int(np.argmax(wrong))
             why = "is not computed that far" if short[index] else "belongs to another context"
-            place = f"block {int(used[index])} at place {index} of its table"
-            raise EngineError(f"call {call_id.hex()}: {place} {why}")
+            raise refusal(call_id, f"block {int(used[index])} at place {index} of its table {why}")

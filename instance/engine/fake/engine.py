@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alipes.instance.contract import InstanceSettings, ModelReport, ModelSettings, TopLogprob
-from alipes.instance.engine.fake.device import BlockStates, SavedBlocks
+from alipes.instance.engine.fake.device import BlockStates, SavedBlocks, refusal
 from alipes.instance.engine.fake.words import context_of, words_of
 from alipes.instance.engine.protocol import Draw, EngineError, Row, Sampled, SwitchReport
 
@@ -111,14 +111,15 @@ class FakeEngine:
     def _compute(self, row: Row) -> NDArray[np.int64]:
         end = row.start + len(row.tokens)
         if not len(row.tokens):
-            raise EngineError(f"call {row.call_id.hex()}: a row without tokens")
+            raise refusal(row.call_id, "its row has no tokens")
         table = self._device.table(row.call_id, row.blocks, end)
         self._device.write(row.call_id, table, row.start, row.tokens)
         if row.draw is not None:
             if len(row.draw.history) != end:
-                raise EngineError(
-                    f"call {row.call_id.hex()}: it draws after position {end}, but its history "
-                    f"has {len(row.draw.history)} tokens"
+                raise refusal(
+                    row.call_id,
+                    f"it draws after position {end}, but its history has "
+                    f"{len(row.draw.history)} tokens",
                 )
             self._device.check_tokens(row.call_id, table, row.draw.history)
         return table

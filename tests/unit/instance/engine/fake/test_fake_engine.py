@@ -123,6 +123,16 @@ def test_a_block_taken_by_another_call_is_noticed() -> None:
         made.step([row(ids(*range(9)), 8, [0, 1, 2])])
 
 
+def test_a_refused_step_names_the_culprit_and_spares_the_others() -> None:
+    plain = decode(engine(), ids(*range(6)), [0, 1], 2)
+    made = engine()
+    good, bad = row(ids(*range(6)), 0, [0, 1]), row(ids(1, 2, 3, 4, 5), 4, [8, 9], call=b"bad")
+    with pytest.raises(EngineError) as raised:
+        made.step([good, bad])
+    assert raised.value.call_ids == (b"bad",)
+    assert decode(made, ids(*range(6)), [0, 1], 2) == plain
+
+
 def test_history_must_end_where_the_row_does() -> None:
     draw = Draw(Sampling(), ids(1, 2, 3), 3)
     with pytest.raises(EngineError, match="its history"):
