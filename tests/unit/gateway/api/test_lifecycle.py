@@ -1,0 +1,239 @@
+"""Disconnects, lost instances, queueing, keep-alive: what a call goes through."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from alipes.gateway.config import Limits
+from alipes.instance.contract import Cancel, FailureClass, Submit
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "hot-model", "messages": [{"role": "user", "content": "hi"}]}
+MESSAGE = BODY | {"max_tokens": 10}
+Staged = Callable[..., None]
+
+
+def _raw(**fields: Any) -> bytes:
+    return json.dumps(BODY | fields).encode()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_client_that_leaves_frees_its_call(staged: Staged, stream: bool, begun: bool) -> None:
+    async def body(stage: Any) -> None:
+        _, task = stage.browser.open("POST", CHAT, _raw(stream=stream))
+        ((instance, call),) = await stage.fleet.submitted()
+        if begun:
+            stage.fleet.start(instance, call)
+            stage.fleet.say(instance, call, "ab")
+            await asyncio.sleep(0.01)
+        stage.browser.leave.set()
+        await asyncio.wait_for(task, 5)
+        await stage.fleet.cancelled(call.call_id)
+        assert stage.dispatcher.router.status(stage.dispatcher.now()).instances[1].placed == 0
+        assert b'alipes_disconnects_total{model="hot-model"} 1.0' in stage.metrics.render()
+
+    staged(body)
+
+
+def test_a_client_that_leaves_the_queue_is_forgotten(staged: Staged) -> None:
+    async def body(stage: Any) -> None:
+        _, task = stage.browser.open("POST", CHAT, _raw())
+        await asyncio.sleep(0.02)
+        assert stage.dispatcher.live_calls == 1
+        stage.browser.leave.set()
+        await asyncio.wait_for(task, 5)
+        assert stage.dispatcher.live_calls == 0
+        stage.connect_all()
+        await asyncio.sleep(0)
+        assert stage.fleet.of(Submit) == []
+
+    staged(body, connect=False)
+
+
+def test_a_queued_call_goes_as_soon_as_an_instance_comes(staged: Staged) -> None:
+    async def body(stage: Any) -> None:
+        stage.fleet.auto = "late"
+        reply, task = stage.browser.open("POST", CHAT, _raw())
+        await asyncio.sleep(0.02)
+        stage.connect_all()
+        await asyncio.wait_for(task, 5)
+        assert reply.json()["choices"][0]["message"]["content"] == "late"
+
+    staged(body, connect=False)
+
+
+@pytest.mark.parametrize("how", ["lost", "overloaded", "gone"])
+def test_a_call_without_a_token_moves_to_another_instance(staged: Staged, how: str) -> None:
+    async def body(stage: Any) -> None:
+        stage.fleet.connect("hot-1", ["hot-model"])
+        reply, task = stage.browser.open("POST", CHAT, _raw(stream=True))
+        ((first, call),) = await stage.fleet.submitted()
+        stage.fleet.start(first, call)
+        if how == "lost":
+            stage.dispatcher.lost(first, "killed")
+        else:
+            stage.fleet.fail(first, call, FailureClass(how))
+        (_, (second, again)) = await stage.fleet.submitted(2)
+        assert again.call_id != call.call_id
+        assert again.tokens == call.tokens
+        assert again.sampling == call.sampling
+        if how == "lost":
+            assert second != first
+        stage.fleet.say(first, call, "ghost")
+        stage.fleet.answer(second, again, "real")
+        await asyncio.wait_for(task, 5)
+        events = reply.events()
+        text = "".join(e["choices"][0]["delta"].get("content") or "" for e in events[:-1])
+        assert text == "real"
+
+    staged(body)
+
+
+def test_an_instance_that_always_refuses_is_not_asked_for_ever(staged: Staged) -> None:
+    async def body(stage: Any) -> None:
+        reply, task = stage.browser.open("POST", CHAT, _raw())
+        for attempt in range(1, 5):
+            calls = await stage.fleet.submitted(attempt)
+            stage.fleet.fail(*calls[-1], FailureClass.OVERLOADED, "waiting queue is full")
+        await asyncio.wait_for(task, 5)
+        assert reply.status == 429
+        assert "waiting queue is full" in reply.json()["error"]["message"]
+
+    staged(body)
+
+
+def test_a_stream_that_loses_its_instance_ends_with_an_error(staged: Staged) -> None:
+    async def body(stage: Any) -> None:
+        reply, task = stage.browser.open("POST", CHAT, _raw(stream=True))
+        ((instance, call),) = await stage.fleet.submitted()
+        stage.fleet.start(instance, call)
+        stage.fleet.say(instance, call, "ab")
+        await reply.until(lambda r: b'"content":"b"' in r.body)
+        stage.dispatcher.lost(instance, "killed")
+        await asyncio.wait_for(task, 5)
+        assert reply.complete
+        last = reply.events()[-1]
+        assert last["error"]["code"] == "instance_lost"
+        assert instance in last["error"]["message"]
+
+    staged(body)
+
+
+def test_an_error_known_at_once_is_a_status_in_a_stream_too(staged: Staged) -> None:
+    async def body(stage: Any) -> None:
+        reply, task = stage.browser.open("POST", CHAT, _raw(stream=True))
+        ((instance, call),) = await stage.fleet.submitted()
+        stage.fleet.fail(instance, call, FailureClass.INVALID, "cannot be")
+        await asyncio.wait_for(task, 5)
+        assert reply.status == 400
+        assert reply.json()["error"]["message"] == "cannot be"
+
+    staged(body)
+
+
+def test_comments_keep_a_silent_stream_alive(staged: Staged) -> None:
+    async def body(stage: Any) -> None:
+        reply, task = stage.browser.open("POST", CHAT, _raw(stream=True))
+        await reply.until(lambda r: r.body.count(b": keep-alive\n\n") >= 2)
+        assert reply.status == 200
+        assert "x-alipes-instance" not in reply.headers
+        stage.connect_all()
+        calls = await stage.fleet.submitted()
+        stage.fleet.answer(*calls[0], "ok")
+        await asyncio.wait_for(task, 5)
+        assert reply.events()[-1] == "[DONE]"
+
+    staged(body, connect=False, limits=Limits(keep_alive=0.05))
+
+
+def test_pings_keep_a_silent_message_stream_alive(staged: Staged) -> None:
+    async def body(stage: Any) -> None:
+        raw = json.dumps(MESSAGE | {"stream": True}).encode()
+        reply, task = stage.browser.open("POST", "/v1/messages", raw)
+        ((instance, call),) = await stage.fleet.submitted()
+        await reply.until(lambda r: r.body.count(b'{"type":"ping"}') >= 3)
+        assert reply.headers["x-alipes-instance"] == instance
+        assert reply.body.startswith(b"event: message_start\n")
+        stage.fleet.answer(instance, call, "ok")
+        await asyncio.wait_for(task, 5)
+        assert reply.body.endswith(b'{"type":"message_stop"}\n\n')
+
+    staged(body, limits=Limits(keep_alive=0.05))
+
+
+def test_a_full_queue_is_429_with_retry_after(staged: Staged) -> None:
+    async def body(stage: Any) -> None:
+        waiting = [stage.browser.open("POST", CHAT, _raw())[1] for _ in range(2)]
+        await asyncio.sleep(0.02)
+        reply = await stage.browser.post(CHAT, BODY)
+        assert reply.status == 429
+        assert int(reply.headers["retry-after"]) >= 1
+        stage.browser.leave.set()
+        await asyncio.gather(*waiting)
+
+    staged(body, connect=False, limits=Limits(queue_depth=2))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_waiting_too_long_is_429(staged: Staged, stream: bool) -> None:
+    async def body(stage: Any) -> None:
+        reply = await stage.browser.post(CHAT, BODY | {"stream": stream})
+        assert reply.status == 429
+        assert reply.json()["error"]["code"] == "queue_timeout"
+        assert int(reply.headers["retry-after"]) >= 1
+
+    staged(body, connect=False, limits=Limits(queue_timeout=0.1))
+
+
+def test_the_queue_timeout_of_an_open_stream_is_an_event(staged: Staged) -> None:
+    async def body(stage: Any) -> None:
+        reply = await stage.browser.post(CHAT, BODY | {"stream": True})
+        assert reply.status == 200
+        assert reply.events()[-1]["error"]["code"] == "queue_timeout"
+
+    staged(body, connect=False, limits=Limits(queue_timeout=0.2, keep_alive=0.05))
+
+
+def test_one_failing_choice_ends_the_others(staged: Staged) -> None:
+    async def body(stage: Any) -> None:
+        reply, task = stage.browser.open("POST", CHAT, _raw(n=2))
+        (first, second) = await stage.fleet.submitted(2)
+        stage.fleet.fail(*first, FailureClass.INTERNAL, "broken")
+        await asyncio.wait_for(task, 5)
+        assert reply.status == 500
+        await stage.fleet.cancelled(second[1].call_id)
+        assert len(stage.fleet.of(Cancel)) == 1
+
+    staged(body)
+
+
+def test_no_call_starts_once_the_gateway_stops(staged: Staged) -> None:
+    async def body(stage: Any) -> None:
+        stage.service.stopping = True
+        reply = await stage.browser.post("/v1/messages", MESSAGE)
+        assert (reply.status, reply.json()["error"]["type"]) == (503, "overloaded_error")
+        assert (await stage.browser.get("/ready")).status == 503
+        assert (await stage.browser.get("/health")).status == 200
+
+    staged(body)
+
+
+def test_a_defect_is_a_500_that_names_the_request(staged: Staged) -> None:
+    async def body(stage: Any) -> None:
+        async def broken(*_: Any) -> Any:
+            raise RuntimeError("secret detail")
+
+        stage.texts["hot-model"].chat = broken
+        reply = await stage.browser.post(CHAT, BODY, {"x-request-id": "abc"})
+        assert reply.status == 500
+        message = reply.json()["error"]["message"]
+        assert "abc" in message
+        assert "secret" not in message
+
+    staged(body)
