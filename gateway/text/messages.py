@@ -29,7 +29,7 @@ def _message(message: Any, where: str) -> Message:
     if not isinstance(message, dict):
         raise TextError(where, "is not an object")
     role = message.get("role")
-    if role not in _ROLES:
+    if not isinstance(role, str) or role not in _ROLES:
         raise TextError(f"{where}.role", f"is {role!r}; use one of {', '.join(sorted(_ROLES))}")
     plain: Message = {"role": "system" if role == "developer" else role}
     plain["content"] = _content(message.get("content"), role, f"{where}.content")

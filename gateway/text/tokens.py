@@ -29,7 +29,6 @@ from alipes.instance.contract import TokenIds
 
 Cuts = NDArray[np.int32]
 NO_CUTS: Final = np.empty((0, 3), np.int32)
-_FAR: Final = 1024  # characters after the last added token from which splits serve as cuts
 _SPLITTERS: Final = {"Sequence", "Split", "Digits", "Punctuation", "ByteLevel"}
 
 
@@ -41,9 +40,11 @@ class Encoded(NamedTuple):
 
 
 class TextEncoder:
-    """A tokenizer that reports cuts. ``encode`` may be called from any thread."""
+    """A tokenizer that reports cuts. ``encode`` may be called from any thread. Splits serve as
+    cuts where the last added token is more than ``far`` characters before the end."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, far: int = 1024) -> None:
+        self._far = far
         tokenizer.no_truncation()
         tokenizer.no_padding()
         sample = tokenizer.encode("a")
@@ -95,7 +96,7 @@ class TextEncoder:
             start, end = span
             first = index + 1
             rows.append((start, end + self._margin, index))
-        if self._splits and len(text) - end > _FAR:
+        if self._splits and len(text) - end > self._far:
             rows.extend(self._blanks(encoding, text, first))
         return np.array(rows, np.int32) if rows else NO_CUTS
 

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import asyncio
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, processors
+from transformers import AutoTokenizer
+
+from alipes.gateway.text.errors import TextError
+from alipes.gateway.text.hermes import HermesParser
+from alipes.gateway.text.model import ModelText
+from alipes.gateway.text.tokens import TextEncoder
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def test_facts_of_a_folder(smollm2_folder: Path, tiny_folders: dict[str, Path]) -> None:
+    text = ModelText.load("s", smollm2_folder)
+    assert (text.name, text.context, text.vocab_size, text.stop_ids) == ("s", 8192, 49152, (2, 0))
+    assert ModelText.load("t", tiny_folders["qwen3"]).context == 8192
+
+
+def test_prompts_equal_transformers_and_grow_cheaply(smollm2_folder: Path) -> None:
+    reference = AutoTokenizer.from_pretrained(smollm2_folder)
+    text = ModelText.load("s", smollm2_folder)
+    chat = [user("Tell me about 2 lamps.  " * 50)]
+    before = 0
+    for turn in range(5):
+        prompt = asyncio.run(text.chat(chat, None))
+        rendered = reference.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+        ids = reference(rendered, add_special_tokens=False).input_ids
+        assert prompt.tokens.tolist() == ids
+        assert prompt.reused >= before - 10
+        before = len(ids)
+        chat = [*chat, {"role": "assistant", "content": "no"}, user(f"turn {turn}")]
+    assert asyncio.run(text.chat(chat[:-2], None)).reused == before
+    assert asyncio.run(text.chat(chat[:-2], None, tenant="other")).reused == 0
+    with pytest.raises(ValueError, match="read-only"):
+        prompt.tokens[0] = 1
+
+
+def test_long_and_short_texts_tokenize_alike(smollm2_folder: Path) -> None:
+    reference = Tokenizer.from_file(str(smollm2_folder / "tokenizer.json"))
+    text = ModelText.load("s", smollm2_folder)
+    for prompt in ("", "a", "Once <|im_end|> upon\n\n  a time 12 " * 500):
+        assert asyncio.run(text.text(prompt)).tokens.tolist() == reference.encode(prompt).ids
+
+
+def test_what_the_tokenizer_puts_around_a_text_is_kept(smollm2_folder: Path) -> None:
+    def framed() -> Tokenizer:
+        tokenizer = Tokenizer.from_file(str(smollm2_folder / "tokenizer.json"))
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<|im_start|> $A <|im_end|>",
+            special_tokens=[("<|im_start|>", 1), ("<|im_end|>", 2)],
+        )
+        return tokenizer
+
+    encoder, reference = TextEncoder(framed()), framed()
+    ids = encoder.framed(encoder.encode("some text", release=False).ids)
+    assert ids.tolist() == reference.encode("some text").ids
+    assert ids[0] == 1
+
+
+def test_callers_faults_name_the_field(smollm2_folder: Path) -> None:
+    text = ModelText.load("s", smollm2_folder)
+    with pytest.raises(TextError, match="messages"):
+        asyncio.run(text.chat([user("a\ud800")], None))
+    with pytest.raises(TextError, match="prompt"):
+        asyncio.run(text.text("a\ud800"))
+
+
+def test_tools_choose_the_parser(smollm2_folder: Path) -> None:
+    text = ModelText.load("s", smollm2_folder)
+    assert isinstance(text.output([{"type": "function"}]), HermesParser)
+    assert not isinstance(text.output(None), HermesParser)
+    assert text.piece(2) == ("<|im_end|>", b"<|im_end|>")
+    assert text.piece(10**9) == ("", b"")
+
+
+def test_the_gateway_side_loads_no_torch() -> None:
+    code = (
+        "import sys, alipes.gateway.text.model; print({'torch', 'transformers'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
