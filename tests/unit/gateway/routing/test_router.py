@@ -156,6 +156,13 @@ def test_a_fresh_state_lets_a_silent_instance_serve_again(router: Router) -> Non
     assert placed(placement).instance == "cold"
 
 
+def test_a_beat_ends_silence_while_the_state_is_young(router: Router) -> None:
+    now = 4 * SECOND
+    waiting(router.place(call(1, "b"), now))
+    router.beat("cold", now)
+    assert placed(router.retry(now)[0]).instance == "cold"
+
+
 def test_an_instance_that_says_it_drains_is_left_alone(router: Router) -> None:
     router.updated("cold", snapshot(2, draining=True), 0)
     assert waiting(router.place(call(1, "b"), 0)).candidates[0].why is Why.DRAINING
