@@ -25,7 +25,7 @@ from alipes.instance.contract import (
     encode,
 )
 
-MISSED_BEATS: Final = 3
+MISSED_BEATS: Final = 5
 READS_PER_TURN: Final = 256
 QUEUE_MESSAGES: Final = 1 << 16
 MESSAGE_BYTES: Final = 64 << 20
@@ -135,13 +135,17 @@ class Fleet:
             asyncio.get_running_loop().call_soon(self._unreachable, instance, identity, reason)
         return not reason
 
-    def drop(self, name: str, reason: str) -> None:
-        """End a link whose process is known to be gone."""
-        self._tell(self._links.drop(name, reason))
+    def drop(self, name: str, reason: str, pid: int | None = None) -> None:
+        """End a link whose process is known to be gone, after what it still said. With ``pid``,
+        only a link of that process."""
+        self._read_all()
+        if pid is None or self._links.pid(name) == pid:
+            self._tell(self._links.drop(name, reason))
 
     def _unreachable(self, name: str, identity: bytes, reason: str) -> None:
+        self._read_all()
         if self._links.identity(name) == identity:
-            self.drop(name, reason)
+            self._tell(self._links.drop(name, reason))
 
     def _secure(self, socket: zmq.Socket[bytes]) -> None:
         secret = os.environ.get(LINK_SECRET_VARIABLE, "").encode()
@@ -217,6 +221,10 @@ class Fleet:
                     self._sink.lost(name, reason)
                 case Reply(identity=identity, message=message):
                     self._write(identity, message)
+
+    def _read_all(self) -> None:
+        while not self._read():
+            pass
 
     async def _beat(self) -> None:
         """Ping every link; a link is overdue only when nothing of it is left to be read, so that

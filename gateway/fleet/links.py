@@ -92,6 +92,11 @@ class Links:
         entry = self._names.get(name)
         return entry.link.identity if entry and entry.link else None
 
+    def pid(self, name: str) -> int | None:
+        """The process behind the link of ``name``, or None without a link."""
+        entry = self._names.get(name)
+        return entry.link.hello.pid if entry and entry.link else None
+
     def connected(self) -> tuple[str, ...]:
         return tuple(self._by_identity.values())
 

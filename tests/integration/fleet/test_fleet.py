@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
+import uvloop
 import zmq
 
 from alipes.gateway.fleet.backoff import BackoffSettings
@@ -67,7 +68,7 @@ def test_hello_then_calls_in_order_then_stop(endpoint: str) -> None:
             assert sink.lost_reasons == ["it ended: the gateway asks for it"]
             assert not link.send("one", Stop())
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 def test_cancel_frees_what_a_call_holds(endpoint: str) -> None:
@@ -83,7 +84,7 @@ def test_cancel_frees_what_a_call_holds(endpoint: str) -> None:
             await sink.until(sink.counters_show(live_calls=0, cancelled=1))
             assert call.call_id not in sink.finished
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 def test_a_killed_instance_is_lost_and_started_again(endpoint: str) -> None:
@@ -111,7 +112,7 @@ def test_a_killed_instance_is_lost_and_started_again(endpoint: str) -> None:
         assert states[3].reason == "exit code 0"
         assert not any(alive(hello.pid) for hello in sink.hellos)
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 def test_a_restarted_gateway_finds_the_same_process_without_its_calls(endpoint: str) -> None:
@@ -132,7 +133,7 @@ def test_a_restarted_gateway_finds_the_same_process_without_its_calls(endpoint: 
                 assert second.tokens[again.call_id] == first.tokens[call.call_id][:3]
             assert started.returncode is None
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 def test_a_stopped_process_is_lost_and_comes_back_when_it_beats_again(endpoint: str) -> None:
@@ -148,7 +149,7 @@ def test_a_stopped_process_is_lost_and_comes_back_when_it_beats_again(endpoint: 
             assert sink.hellos[0] == sink.hellos[1]
             await sink.until(lambda: sink.snapshot is not None)
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 def test_a_busy_gateway_does_not_lose_living_instances(endpoint: str) -> None:
@@ -156,18 +157,18 @@ def test_a_busy_gateway_does_not_lose_living_instances(endpoint: str) -> None:
         sink = Recorder()
         async with fleet(endpoint, sink), process(settings(endpoint)):
             await sink.until(lambda: sink.beats > 1)
-            time.sleep(0.7)  # longer than three beats, shorter than ten
+            time.sleep(0.7)  # longer than five beats, shorter than ten
             before = sink.beats
             await sink.until(lambda: sink.beats > before + 3)
             assert sink.lost_reasons == []
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 def test_a_newer_process_replaces_an_older_one(endpoint: str) -> None:
     async def run() -> None:
         sink = Recorder()
-        async with fleet(endpoint, sink), process(settings(endpoint)) as old:
+        async with fleet(endpoint, sink) as link, process(settings(endpoint)) as old:
             await sink.until(lambda: len(sink.hellos) == 1)
             async with process(settings(endpoint)) as new:
                 code, said = await ended(old)
@@ -175,8 +176,13 @@ def test_a_newer_process_replaces_an_older_one(endpoint: str) -> None:
                 assert "a newer process serves as 'one'" in said
                 await sink.until(lambda: sink.snapshot is not None)
                 assert sink.hellos[-1].pid == new.pid
+                lost = len(sink.lost_reasons)
+                link.drop("one", "the old process ended", pid=old.pid)
+                assert len(sink.lost_reasons) == lost
+                link.drop("one", "the new process ended", pid=new.pid)
+                assert sink.lost_reasons[lost:] == ["the new process ended"]
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 def test_an_unknown_name_is_refused_with_exit_code_2(endpoint: str) -> None:
@@ -187,7 +193,7 @@ def test_an_unknown_name_is_refused_with_exit_code_2(endpoint: str) -> None:
             assert code == 2
             assert "'three' is not in the cluster file, which has: one, two" in said
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 def test_a_refused_version_is_a_clear_error(endpoint: str) -> None:
@@ -206,7 +212,7 @@ def test_a_refused_version_is_a_clear_error(endpoint: str) -> None:
         assert code == 2
         assert reason in said
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 def test_a_launcher_does_not_repeat_what_is_refused(endpoint: str) -> None:
@@ -218,7 +224,7 @@ def test_a_launcher_does_not_repeat_what_is_refused(endpoint: str) -> None:
         await launcher.stop()
         assert [state.state for state in states] == [ProcessState.RUNNING, ProcessState.FAILED]
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 def test_an_orphan_ends_itself(endpoint: str) -> None:
@@ -234,7 +240,7 @@ def test_an_orphan_ends_itself(endpoint: str) -> None:
             assert code == 0
             assert "orphaned: no gateway for" in said
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -254,7 +260,7 @@ def test_signals_end_a_busy_instance(endpoint: str, number: signal.Signals) -> N
             assert sink.lost_reasons == [f"it ended: {number.name}"]
             assert call.call_id in sink.failed
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 STUBBORN = """
@@ -285,7 +291,7 @@ def test_a_stubborn_process_and_its_children_are_killed(caplog: pytest.LogCaptur
         assert "SIGKILL" in states[-1].reason
         assert not alive(states[-1].pid)
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 @pytest.mark.parametrize("turns", [0, 1, 2, 5])
@@ -301,7 +307,7 @@ def test_an_interrupted_start_leaves_no_process(turns: int) -> None:
         assert not any(alive(state.pid) for state in states if state.pid)
         assert not states or states[-1].state is ProcessState.STOPPED
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 def test_a_command_that_does_not_exist_fails_once() -> None:
@@ -314,7 +320,7 @@ def test_a_command_that_does_not_exist_fails_once() -> None:
         assert [state.state for state in states] == [ProcessState.FAILED]
         assert "/no/such/file cannot be started" in states[0].reason
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 def test_an_endpoint_serves_one_gateway(endpoint: str) -> None:
@@ -325,7 +331,7 @@ def test_an_endpoint_serves_one_gateway(endpoint: str) -> None:
         async with fleet(endpoint, Recorder()):
             pass
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 def test_endpoints_that_are_not_safe_are_refused(tmp_path: Path) -> None:
@@ -343,7 +349,7 @@ def test_endpoints_that_are_not_safe_are_refused(tmp_path: Path) -> None:
             await Fleet(endpoint, frozenset(), Recorder()).start()
 
     for endpoint, message in cases:
-        asyncio.run(run(endpoint, message))
+        uvloop.run(run(endpoint, message))
 
 
 def test_the_default_endpoint_is_short_and_stable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,7 +381,7 @@ def test_only_holders_of_the_secret_join_over_tcp(monkeypatch: pytest.MonkeyPatc
                     assert "orphaned" in said
             assert [hello.name for hello in sink.hellos] == ["one"]
 
-    asyncio.run(run())
+    uvloop.run(run())
 
 
 def _free_port() -> int:
