@@ -9,7 +9,7 @@ import pytest
 
 from alipes.instance.checkpoints.shapes import FAMILIES
 from alipes.instance.checkpoints.sources import SMOLLM2, prepare
-from alipes.instance.contract import ModelSource, RandomWeights
+from alipes.instance.contract import RandomWeights
 
 
 def _quiet(what: str, fraction: float) -> None:
@@ -19,11 +19,6 @@ def _quiet(what: str, fraction: float) -> None:
 @pytest.fixture(scope="session")
 def model_cache() -> Path:
     return Path(os.environ.get("ALIPES_CACHE", "~/.cache/alipes")).expanduser()
-
-
-@pytest.fixture(scope="session")
-def smollm2_source() -> ModelSource:
-    return SMOLLM2
 
 
 @pytest.fixture(scope="session")

@@ -17,8 +17,8 @@ _KEPT: Final = ("name", "tool_call_id", "reasoning_content")
 def normalize(messages: Sequence[Any]) -> list[Message]:
     """Messages whose content is a string and whose tool-call arguments are mappings.
 
-    Arguments that are not a JSON object stay the string they are: models do write such calls and
-    agents send them back. Raises ``TextError`` that names the field.
+    Arguments that are not a JSON object, or hold half a surrogate pair, stay the string they are:
+    models do write such calls and agents send them back. Raises ``TextError`` that names the field.
     """
     if not messages:
         raise TextError("messages", "is empty; send at least one message")
@@ -98,6 +98,8 @@ def _arguments(arguments: Any, where: str) -> dict[str, Any] | str:
         raise TextError(f"{where}.function.arguments", "is not a string")
     try:
         parsed = json.loads(arguments)
+        if "\\u" in arguments:
+            json.dumps(parsed, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         return arguments
     return parsed if isinstance(parsed, dict) else arguments

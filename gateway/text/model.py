@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
 
@@ -23,6 +24,7 @@ from alipes.gateway.text.tokens import NO_CUTS, Encoded, TextEncoder
 from alipes.instance.contract import TokenIds
 
 _CACHE_BYTES: Final = 128 << 20
+_THREADS: Final = 2
 _INLINE: Final = 4096  # characters that are tokenized (in about 2 ms) without another thread
 
 
@@ -57,6 +59,8 @@ class ModelText:
         self._encoder = encoder
         self._pieces = pieces
         self._cache = PromptCache(_CACHE_BYTES)
+        # Each thread holds the interpreter lock for some milliseconds at the end of a long text.
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"tokenize-{name}")
 
     @staticmethod
     def load(name: str, folder: Path) -> ModelText:
@@ -76,9 +80,10 @@ class ModelText:
         plain = normalize(messages)
         try:
             keys = message_keys(tenant, tools, plain)
-            text = self._template.render(plain, tools)
-        except (UnicodeEncodeError, TypeError) as error:
+        except (UnicodeEncodeError, TypeError, RecursionError) as error:
             raise TextError("messages", f"cannot be read: {error}") from None
+        text = self._template.render(plain, tools)
+        self._check_length("messages", text)
         known = self._cache.find(keys)
         start, index = joint(known, text) if known else (0, 0)
         if known is None or start < len(text):
@@ -89,6 +94,7 @@ class ModelText:
 
     async def text(self, prompt: str) -> Prompt:
         """Tokenizes plain text, with what the tokenizer puts around one. Raises ``TextError``."""
+        self._check_length("prompt", prompt)
         try:
             encoded = await self._encode(prompt)
         except TextError as error:
@@ -111,10 +117,19 @@ class ModelText:
         """A new parser for one reply; without tools all of it is text."""
         return HermesParser(new_id) if tools else PlainParser()
 
+    def _check_length(self, field: str, text: str) -> None:
+        """Spares the work of tokenizing what cannot fit by far."""
+        least = len(text) // self._encoder.longest
+        if least > self.context:
+            raise TextError(
+                field, f"make at least {least} tokens; the context of {self.name} is {self.context}"
+            )
+
     async def _encode(self, text: str) -> Encoded:
         if len(text) <= _INLINE:
             return self._encoder.encode(text, release=False)
-        return await asyncio.to_thread(self._encoder.encode, text, release=True)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._encoder.encode, text, True)
 
 
 def _joined(known: Known | None, text: str, start: int, index: int, rest: Encoded) -> Known:

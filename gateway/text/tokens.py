@@ -41,7 +41,8 @@ class Encoded(NamedTuple):
 
 class TextEncoder:
     """A tokenizer that reports cuts. ``encode`` may be called from any thread. Splits serve as
-    cuts where the last added token is more than ``far`` characters before the end."""
+    cuts where the last added token is more than ``far`` characters before the end. No token stands
+    for more than ``longest`` characters."""
 
     def __init__(self, tokenizer: Tokenizer, far: int = 1024) -> None:
         self._far = far
@@ -61,6 +62,8 @@ class TextEncoder:
             for number, token in added.items()
             if not token.normalized and not token.single_word
         }
+        # NFC makes at most three characters one; no other normalizer in use shortens more.
+        self.longest = 3 * max(map(len, tokenizer.get_vocab(with_added_tokens=True)))
         self._is_mark = np.zeros(max([tokenizer.get_vocab_size(), *added]) + 1, np.bool_)
         self._is_mark[list(self._marks)] = True
         self._splits = _splits_are_local(json.loads(tokenizer.to_str()))

@@ -28,6 +28,8 @@ def convert(gguf: Path, folder: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(gguf.parent, dtype=torch.float32, **where)
     _write_tokenizer(tokenizer, _field(gguf, "tokenizer.ggml.pre"), model.config, folder)
     _write_configs(model, tokenizer, folder)
+    if any(".experts." in name for name in model.state_dict()):
+        raise SystemExit("mixtures of experts are not converted; use their safetensors folder")
     state = {name: tensor.half().contiguous() for name, tensor in model.state_dict().items()}
     if model.config.tie_word_embeddings:
         state.pop("lm_head.weight", None)
@@ -69,12 +71,10 @@ def _write_configs(model: Any, tokenizer: Any, folder: Path) -> None:
     config["rope_theta"] = config["rope_parameters"]["rope_theta"]
     write_json(folder / "config.json", config)
     known = tokenizer.get_vocab()
-    ends = dict.fromkeys([config["eos_token_id"], *(known[t] for t in _END_OF_TEXT if t in known)])
-    generation = {
-        "bos_token_id": config["bos_token_id"],
-        "eos_token_id": list(ends),
-        "pad_token_id": config["pad_token_id"],
-    }
+    named = [known[token] for token in _END_OF_TEXT if token in known]
+    generation = {name: config.get(name) for name in ("bos_token_id", "pad_token_id")}
+    ends = dict.fromkeys([config.get("eos_token_id"), *named])
+    generation["eos_token_id"] = [number for number in ends if number is not None]
     write_json(folder / "generation_config.json", generation)
 
 

@@ -7,6 +7,8 @@ import pytest
 from alipes.gateway.text.errors import TextError
 from alipes.gateway.text.messages import normalize
 
+HALF = '{"a": "\\ud83d"}'
+
 
 def test_text_parts_are_joined_and_developer_is_system() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
@@ -20,10 +22,15 @@ def test_arguments_become_mappings_unless_they_are_no_object() -> None:
         return {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
 
     message = {"role": "assistant", "content": None}
-    message["tool_calls"] = [call('{"a": 1}'), call("{broken"), call("")]  # type: ignore[assignment]
+    message["tool_calls"] = [call('{"a": 1}'), call("{broken"), call(""), call(HALF)]  # type: ignore[assignment]
     plain = normalize([message])[0]
     assert plain["content"] == ""
-    assert [c["function"]["arguments"] for c in plain["tool_calls"]] == [{"a": 1}, "{broken", {}]
+    assert [c["function"]["arguments"] for c in plain["tool_calls"]] == [
+        {"a": 1},
+        "{broken",
+        {},
+        HALF,
+    ]
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,26 @@ def test_callers_faults_name_the_field(smollm2_folder: Path) -> None:
         asyncio.run(text.text("a\ud800"))
 
 
+def test_what_cannot_fit_is_refused_before_it_is_tokenized(smollm2_folder: Path) -> None:
+    text = ModelText.load("s", smollm2_folder)
+    huge = "x" * (30 << 20)
+    with pytest.raises(TextError, match=r"messages: make at least \d+ tokens; the context of s is"):
+        asyncio.run(text.chat([user(huge)], None))
+    with pytest.raises(TextError, match="prompt: make at least"):
+        asyncio.run(text.text(huge))
+
+
+def test_deep_and_large_arguments_are_read(tiny_folders: dict[str, Path]) -> None:
+    text = ModelText.load("t", tiny_folders["qwen3"])
+    for arguments in ('{"a": 1' + "0" * 40 + "}", '{"a": "\\ud83d"}', "[" * 5000, '{"a": NaN}'):
+        call = {"function": {"name": "f", "arguments": arguments}}
+        chat = [user("a"), {"role": "assistant", "content": None, "tool_calls": [call]}]
+        assert len(asyncio.run(text.chat(chat, None)).tokens) > 10
+    nested = {"function": {"name": "f", "arguments": '{"a":' * 900 + "1" + "}" * 900}}
+    chat = [user("a"), {"role": "assistant", "content": "", "tool_calls": [nested]}]
+    assert len(asyncio.run(text.chat(chat, None)).tokens) > 900
+
+
 def test_tools_choose_the_parser(smollm2_folder: Path) -> None:
     text = ModelText.load("s", smollm2_folder)
     assert isinstance(text.output([{"type": "function"}]), HermesParser)
