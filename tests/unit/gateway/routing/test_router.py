@@ -159,6 +159,7 @@ def test_a_fresh_state_lets_a_silent_instance_serve_again(router: Router) -> Non
 def test_a_beat_ends_silence_while_the_state_is_young(router: Router) -> None:
     now = 4 * SECOND
     waiting(router.place(call(1, "b"), now))
+    assert router.retry(now) == []
     router.beat("cold", now)
     assert placed(router.retry(now)[0]).instance == "cold"
 
