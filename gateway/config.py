@@ -39,7 +39,6 @@ __all__ = [
 
 CACHE_VARIABLE: Final = "ALIPES_CACHE"
 
-_SIZE_SCHEMA: Final = {"type": ["integer", "string"]}
 _SOURCE_SCHEMA: Final[dict[str, Any]] = {
     "anyOf": [
         {"type": "string", "description": "a Hugging Face folder, relative to this file"},
@@ -72,7 +71,7 @@ _SOURCE_SCHEMA: Final[dict[str, Any]] = {
 Count = Annotated[int, msgspec.Meta(ge=1)]
 Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=86400)]
-Bytes = Annotated[int, msgspec.Meta(ge=1, extra_json_schema=_SIZE_SCHEMA)]
+Bytes = Annotated[int, msgspec.Meta(ge=1)]
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
@@ -164,6 +163,10 @@ def json_schema() -> dict[str, Any]:
     definitions["ModelEntry"]["properties"]["source"] = _SOURCE_SCHEMA
     for struct in (LocalFolder, PackagedGguf, RandomWeights):
         del definitions[struct.__name__]
+    for definition in definitions.values():
+        for name, field in definition.get("properties", {}).items():
+            if name.endswith("_bytes"):
+                field["type"] = ["integer", "string"]
     return schema
 
 
