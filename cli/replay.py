@@ -17,7 +17,7 @@ from alipes.replay.plan import Assignment, assign
 from alipes.replay.records import CallRecord, Recorder
 from alipes.replay.runner import Replay
 from alipes.replay.stats import Summary
-from alipes.replay.tables import call_table, model_table, remarks, session_table
+from alipes.replay.tables import call_tables, model_table, remarks, session_table
 from alipes.replay.traces.model import TraceError
 from alipes.replay.traces.read import read_all
 
@@ -100,11 +100,11 @@ def _show(summary: Summary, records: list[CallRecord], out: Path, as_json: bool)
         return
     console = Console()
     if 0 < len(records) <= SHOWN_CALLS:
-        console.print(call_table(records))
+        console.print(*call_tables(records))
     console.print(session_table(summary.sessions))
     console.print(model_table(summary.models))
     for line in remarks(summary):
-        console.print(line)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(
         f"{len(records)} calls in {summary.seconds:.1f} s; each is a line of {out}/calls.jsonl"
     )

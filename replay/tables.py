@@ -2,30 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.table import Table
 
 from alipes.replay.records import CallRecord
 from alipes.replay.stats import ModelRow, SessionRow, Summary
 
+TEXT_COLUMNS = frozenset({"model", "session", "instance", "reason"})
+
 
 def model_table(rows: Iterable[ModelRow]) -> Table:
     table = _table(
-        "Models (times in seconds, p50 / p95 by nearest rank)",
-        ("model", "done", "calls", "failed", "SCT", "TTFT", "TPOT", "prompt", "cached", "out"),
+        "Models: seconds, p50 and p95 by nearest rank",
+        (
+            "model",
+            "done",
+            "calls",
+            "SCT p50",
+            "p95",
+            "TTFT p50",
+            "p95",
+            "TPOT p50",
+            "cached",
+            "out",
+        ),
     )
     for row in rows:
         table.add_row(
-            row.model,
+            escape(row.model),
             f"{row.complete}/{row.sessions}",
             str(row.calls),
-            str(row.failed),
-            _pair(row.sct_p50, row.sct_p95),
-            _pair(row.ttft_p50, row.ttft_p95),
-            _pair(row.tpot_p50, row.tpot_p95, digits=3),
-            f"{row.prompt_tokens:,}",
+            _number(row.sct_p50),
+            _number(row.sct_p95),
+            _number(row.ttft_p50),
+            _number(row.ttft_p95),
+            _number(row.tpot_p50, digits=3),
             _share(row.cached_tokens, row.prompt_tokens),
             f"{row.completion_tokens:,}",
         )
@@ -34,54 +48,47 @@ def model_table(rows: Iterable[ModelRow]) -> Table:
 
 def session_table(rows: Iterable[SessionRow]) -> Table:
     table = _table(
-        "Sessions (SCT: first intended enqueue to last completion, seconds)",
-        ("model", "session", "calls", "SCT", "TTFT", "prompt", "cached", "out", "kept"),
+        "Sessions: SCT is from the first intended enqueue to the last completion, seconds",
+        ("model", "session", "calls", "SCT", "TTFT p50", "p95", "prompt", "cached", "out"),
     )
     for row in rows:
         table.add_row(
-            row.model,
+            escape(row.model),
             label(row.session),
             f"{row.calls}/{row.planned}",
             "[red]failed[/red]" if row.failed else _number(row.sct),
-            _pair(row.ttft_p50, row.ttft_p95),
+            _number(row.ttft_p50),
+            _number(row.ttft_p95),
             f"{row.prompt_tokens:,}",
             _share(row.cached_tokens, row.prompt_tokens),
             f"{row.completion_tokens:,}",
-            f"{row.shortened:.0%}",
         )
     return table
 
 
-def call_table(records: Iterable[CallRecord]) -> Table:
+def call_tables(records: Sequence[CallRecord]) -> Iterable[Table]:
+    """One table for each session, in the order in which their first calls ended."""
+    for session in dict.fromkeys(record.session for record in records):
+        yield _call_table([record for record in records if record.session == session])
+
+
+def _call_table(records: Sequence[CallRecord]) -> Table:
     table = _table(
-        "Calls (seconds; TTFT from the intended enqueue)",
-        (
-            "model",
-            "session",
-            "call",
-            "at",
-            "TTFT",
-            "took",
-            "prompt",
-            "cached",
-            "out",
-            "by",
-            "reason",
-        ),
+        f"Calls of {label(records[0].session)} on {escape(records[0].model)}: seconds,"
+        " TTFT from the intended enqueue",
+        ("call", "at", "TTFT", "took", "prompt", "cached", "out", "instance", "reason"),
     )
-    for record in sorted(records, key=lambda record: (record.session, record.index)):
+    for record in records:
         table.add_row(
-            record.model,
-            label(record.session),
             str(record.index),
             _number(record.intended),
             "[red]failed[/red]" if record.error else _number(record.ttft),
             _number(record.finished - record.intended),
             _count(record.prompt_tokens),
             _share(record.cached_tokens or 0, record.prompt_tokens or 0),
-            f"{_count(record.completion_tokens)}/{record.expected_tokens}",
-            _plain(record.instance),
-            _plain(record.placement),
+            _count(record.completion_tokens),
+            escape(record.instance),
+            escape(record.placement),
         )
     return table
 
@@ -96,43 +103,47 @@ def remarks(summary: Summary) -> list[str]:
             "The endpoint has no /tokenize: completion lengths are estimated from the recorded"
             " text, at 3 characters a token."
         )
+    lines.extend(
+        f"{label(row.session)} was shortened to {row.shortened:.0%} of each message"
+        f" for the context of {row.model}."
+        for row in summary.sessions
+        if row.shortened < 1
+    )
     other = sum(row.other_length for row in summary.models if row.model != "all")
     if other:
         lines.append(
             f"{other} calls gave another number of tokens than recorded:"
             " the endpoint does not honour ignore_eos."
         )
-    lines.extend(
-        f"{count} failed: {_plain(error)}" for error, count in sorted(summary.errors.items())
-    )
+    lines.extend(f"{count} failed: {error}" for error, count in sorted(summary.errors.items()))
     return lines
 
 
 def label(session: str) -> str:
-    """A session's id without the model: the trace it replays and its number."""
-    return f"{session.split('.', 1)[0]}#{session.rsplit('.', 1)[-1]}"
+    """A session's id without digest and model: the trace it replays and its number."""
+    trace = session.split(".", 1)[0].rsplit("-", 1)[0]
+    return f"{trace}#{session.rsplit('.', 1)[-1]}"
 
 
 def _table(title: str, columns: Iterable[str]) -> Table:
     table = Table(
-        title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
     for column in columns:
-        text = column in ("model", "session", "by", "reason")
-        table.add_column(column, justify="left" if text else "right", overflow="fold")
+        text = column in TEXT_COLUMNS
+        table.add_column(
+            column, justify="left" if text else "right", overflow="fold", no_wrap=not text
+        )
     return table
-
-
-def _plain(text: str) -> str:
-    return text.replace("[", r"\[")
 
 
 def _number(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _pair(p50: float | None, p95: float | None, digits: int = 2) -> str:
-    return f"{_number(p50, digits)} / {_number(p95, digits)}"
 
 
 def _count(value: int | None) -> str:
