@@ -48,6 +48,8 @@ def prepare_models(cluster: Cluster, models: Iterable[str]) -> dict[str, Path]:
     if missing:
         with progress_bars() as progress:
             for name in missing:
+                if progress.disable:
+                    typer.echo(f"preparing {name}", err=True)
                 _prepare(cluster, name, progress, progress.add_task(name, total=1.0))
     return folders
 

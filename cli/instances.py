@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from alipes.cli.cluster import DEFAULT_FILE, ConfigOption, load, prepare_models
 from alipes.cli.output import CommandError, reported
-from alipes.gateway.config import GatewaySettings, instance_settings
+from alipes.gateway.config import ConfigError, GatewaySettings, instance_settings
 from alipes.gateway.strict import nearest
 from alipes.instance.checkpoints.folder import SourceError
 
@@ -53,7 +53,7 @@ def drain(
         cluster = load(config)
         if name not in cluster.instances:
             hint = nearest(name, list(cluster.instances))
-            raise CommandError(f"{config}: instances: unknown instance {name!r}; {hint}")
+            raise ConfigError(f"{config}: instances: unknown instance {name!r}; {hint}")
         _ask_to_drain(name, cluster.gateway, api_key)
     typer.echo(f"{name} drains: it finishes its calls and gets no new ones")
 

@@ -1,0 +1,274 @@
+"""The commands, through typer's runner: what they print, where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from alipes.cli.cluster import load
+from alipes.cli.main import app
+from alipes.cli.serve import launch_specs
+from alipes.gateway.config import load_cluster
+from alipes.instance.contract import Pool, RandomWeights, Targets
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def complaint(result: Result, code: int) -> str:
+    """The one line on stderr of a command."""
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.stderr
+    [line] = result.stderr.splitlines()
+    return str(line)
+
+
+@pytest.fixture
+def cluster_file(tmp_path: Path, tiny_folders: dict[str, Path]) -> Path:
+    """Two prepared models; fixed decode steps, so that nothing is measured."""
+    file = tmp_path / "alipes.yaml"
+    file.write_text(
+        f"""\
+models:
+  dense: {{source: {tiny_folders["qwen3"]}, decode_step: 0.1}}
+  sparse: {{source: {tiny_folders["qwen3-moe"]}, decode_step: 0.2}}
+instances:
+  hot-0: {{pool: hot, models: [dense], device_bytes: 64MiB}}
+  cold-0: {{pool: cold, models: [dense, sparse], device_bytes: 64MiB, threads: 3}}
+gateway: {{port: 18999, endpoint: "ipc://{tmp_path}/link"}}
+"""
+    )
+    return file
+
+
+def edit(file: Path, old: str, new: str) -> Path:
+    text = file.read_text()
+    assert old in text
+    file.write_text(text.replace(old, new))
+    return file
+
+
+# --- init ---
+
+
+def test_init_writes_a_file_that_loads_and_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run("init").exit_code == 0
+    cluster = load_cluster("alipes.yaml", {})
+    assert set(cluster.models) == {"smollm2-135m", "qwen3-small", "qwen3-moe-small"}
+    assert cluster.models["qwen3-moe-small"].source == RandomWeights("qwen3-moe", "small", 2)
+    assert cluster.instances["hot-0"].models == ("smollm2-135m",)
+    assert cluster.instances["cold-0"].pool is Pool.COLD
+    assert set(cluster.instances["cold-0"].models) == set(cluster.models)
+    assert cluster.targets == Targets(10.0, 0.5, 0.8)
+    assert (cluster.gateway.host, cluster.gateway.port) == ("127.0.0.1", 8000)
+    Path("alipes.yaml").write_text("mine")
+    assert complaint(run("init"), 1) == "alipes.yaml exists already; --force overwrites it"
+    assert Path("alipes.yaml").read_text() == "mine"
+    assert run("init", "--force").exit_code == 0
+    assert Path("alipes.yaml").read_text() != "mine"
+
+
+# --- check ---
+
+
+def test_check_plans_every_byte_of_the_arena(cluster_file: Path) -> None:
+    result = run("check", "-c", cluster_file, "--json")
+    assert result.exit_code == 0, result.output
+    report = json.loads(result.stdout)
+    assert (report["refusals"], report["warnings"]) == ([], [])
+    hot, cold = report["instances"]
+    assert [model["name"] for model in cold["models"]] == ["dense", "sparse"]
+    assert cold["host_weight_bytes"] == sum(m["weight_bytes"] for m in cold["models"])
+    for model in (*hot["models"], *cold["models"]):
+        used = model["weight_bytes"] + model["kv_bytes"] + cold["runtime_bytes"]
+        assert model["fits"]
+        assert 0 < used <= 64 << 20
+    assert cold["models"][1]["decode_step"] == 0.2
+
+
+def test_check_prints_a_table_for_each_instance(cluster_file: Path) -> None:
+    result = run("check", "-c", cluster_file)
+    assert result.exit_code == 0
+    for words in ("hot-0 (hot)", "cold-0 (cold)", "sparse", "67,108,864", "is sound"):
+        assert words in result.stdout
+
+
+def test_check_measures_what_the_file_does_not_say(cluster_file: Path) -> None:
+    edit(cluster_file, ", decode_step: 0.1", "")
+    report = json.loads(run("check", "-c", cluster_file, "--json").stdout)
+    dense = report["instances"][0]["models"][0]
+    assert 0 < dense["decode_step"] < 0.1
+    assert "GB/s" in dense["decode_step_basis"]
+
+
+def test_check_refuses_a_cold_set_without_a_round(cluster_file: Path) -> None:
+    edit(cluster_file, "decode_step: 0.2", "decode_step: 0.4")
+    line = complaint(run("check", "-c", cluster_file), 1)
+    assert "instances.cold-0: one decode step of each model takes 0.500 s in all" in line
+    assert "sparse 0.400 s (decode_step in the file)" in line
+    assert "targets.tpot of 0.5 s" in line
+
+
+def test_a_slow_hot_model_is_a_warning(cluster_file: Path) -> None:
+    edit(cluster_file, "[dense, sparse]", "[sparse]")
+    edit(cluster_file, "decode_step: 0.1", "decode_step: 0.7")
+    line = complaint(run("check", "-c", cluster_file), 0)
+    assert line.startswith("warning: instances.hot-0: one decode step of each model takes 0.7")
+
+
+def test_check_refuses_what_cannot_fit_with_the_numbers(cluster_file: Path) -> None:
+    edit(cluster_file, "models: [dense], device_bytes: 64MiB", "models: [dense], device_bytes: 1MB")
+    line = complaint(run("check", "-c", cluster_file), 1)
+    assert "instances.hot-0: model dense on hot-0 needs" in line
+    assert "device_bytes is 1,000,000" in line
+
+
+def test_check_warns_of_unserved_models_and_too_little_memory(cluster_file: Path) -> None:
+    edit(cluster_file, "[dense, sparse], device_bytes: 64MiB", "[dense], device_bytes: 900TiB")
+    result = run("check", "-c", cluster_file)
+    assert result.exit_code == 0
+    unserved, memory = result.stderr.splitlines()
+    assert "models.sparse: no instance serves it" in unserved
+    assert "this machine has" in memory
+
+
+def test_check_refuses_unprepared_models(cluster_file: Path, tmp_path: Path) -> None:
+    text = cluster_file.read_text()
+    start, end = text.index("source: "), text.index(", decode_step: 0.1")
+    cluster_file.write_text(text[:start] + f"source: {tmp_path}/none" + text[end:])
+    line = complaint(run("check", "-c", cluster_file), 1)
+    assert "models.dense: not prepared; run `alipes models prepare dense`" in line
+
+
+def test_check_prints_the_schema(tmp_path: Path) -> None:
+    result = run("check", "--schema", "-c", tmp_path / "absent.yaml")
+    assert "ModelEntry" in json.loads(result.stdout)["$defs"]
+
+
+@pytest.mark.parametrize("command", ["check", "serve", "models list", "instance x", "drain x"])
+def test_a_bad_file_is_one_line_and_exit_code_2(command: str, tmp_path: Path) -> None:
+    file = tmp_path / "x.yaml"
+    assert "no such file" in complaint(run(*command.split(), "-c", file), 2)
+
+
+# --- models ---
+
+
+def test_models_list_tells_what_is_prepared(cluster_file: Path) -> None:
+    rows = json.loads(run("models", "list", "-c", cluster_file, "--json").stdout)
+    assert [(row["name"], row["source"], row["prepared"]) for row in rows] == [
+        ("dense", "folder", True),
+        ("sparse", "folder", True),
+    ]
+    assert all(row["size_bytes"] > 1000 for row in rows)
+    assert "sparse" in run("models", "list", "-c", cluster_file).stdout
+
+
+def test_models_prepare_makes_the_named_ones_only(
+    tmp_path: Path, model_cache: Path, tiny_folders: dict[str, Path]
+) -> None:
+    file = tmp_path / "alipes.yaml"
+    file.write_text(
+        "models:\n"
+        "  here: {source: {random: {family: qwen3, size: tiny}}}\n"
+        "  gone: {source: ./nowhere}\n"
+        "instances:\n  cold-0: {pool: cold, models: [here, gone]}\n"
+        f"cache: {model_cache}\n"
+    )
+    result = run("models", "prepare", "here", "-c", file, "--json")
+    [row] = json.loads(result.stdout)
+    assert (row["name"], row["prepared"]) == ("here", True)
+    assert row["folder"] == str(tiny_folders["qwen3"])
+    failed = run("models", "prepare", "-c", file)
+    assert failed.exit_code == 1
+    preparing, line = failed.stderr.splitlines()
+    assert preparing == "preparing gone"
+    assert "nowhere" in line
+    line = complaint(run("models", "prepare", "hare", "-c", file), 2)
+    assert line.endswith("models: unknown model 'hare'; did you mean 'here'?")
+
+
+# --- instance, serve ---
+
+
+def test_instance_needs_a_name_from_the_file(cluster_file: Path) -> None:
+    line = complaint(run("instance", "cold", "-c", cluster_file), 2)
+    assert line == "instances: unknown instance 'cold'; did you mean 'cold-0'?"
+
+
+def test_serve_starts_local_instances_with_their_share_of_the_cores(cluster_file: Path) -> None:
+    cold, hot = sorted(launch_specs(load(cluster_file), cluster_file), key=lambda spec: spec.name)
+    assert (cold.name, hot.name) == ("cold-0", "hot-0")
+    assert cold.argv[1:5] == ("-m", "alipes.cli.main", "instance", "cold-0")
+    assert cold.argv[cold.argv.index("--threads") + 1] == "3"
+    assert cold.argv[cold.argv.index("-c") + 1] == str(cluster_file)
+    assert cold.env["OMP_NUM_THREADS"] == "3"
+    assert cold.env["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert int(hot.env["OMP_NUM_THREADS"]) >= 1
+    edit(cluster_file, "threads: 3", "threads: 3, local: false")
+    assert [spec.name for spec in launch_specs(load(cluster_file), cluster_file)] == ["hot-0"]
+
+
+def test_serve_refuses_what_check_refuses(cluster_file: Path) -> None:
+    edit(cluster_file, "decode_step: 0.2", "decode_step: 0.4")
+    edit(cluster_file, "models: [dense], device_bytes: 64MiB", "models: [dense], device_bytes: 1MB")
+    line = complaint(run("serve", "-c", cluster_file), 1)
+    assert "device_bytes is 1,000,000" in line
+    assert line.endswith("(and 1 more: alipes check)")
+
+
+# --- drain ---
+
+
+class AdminStub(BaseHTTPRequestHandler):
+    """Knows hot-0, and wants a key."""
+
+    def do_POST(self) -> None:
+        good = self.headers["authorization"] == "Bearer k"
+        known = self.path == "/admin/instances/hot-0/drain"
+        body: dict[str, object] = {"draining": True}
+        if not (good and known):
+            body = {"error": {"message": "no such instance" if good else "wrong key"}}
+        data = json.dumps(body).encode()
+        self.send_response(200 if good and known else 400)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def admin(cluster_file: Path) -> Iterator[Path]:
+    server = HTTPServer(("127.0.0.1", 0), AdminStub)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield edit(cluster_file, "port: 18999", f"port: {server.server_port}")
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_drain_asks_the_gateway(admin: Path) -> None:
+    assert "hot-0 drains" in run("drain", "hot-0", "-c", admin, "--api-key", "k").stdout
+    assert complaint(run("drain", "hot-0", "-c", admin), 1).endswith("refuses: wrong key")
+    line = complaint(run("drain", "cold-0", "-c", admin, "--api-key", "k"), 1)
+    assert line.endswith("refuses: no such instance")
+
+
+def test_drain_without_a_gateway_or_with_a_wrong_name(cluster_file: Path) -> None:
+    assert "no gateway answers at" in complaint(run("drain", "hot-0", "-c", cluster_file), 1)
+    line = complaint(run("drain", "hot", "-c", cluster_file), 2)
+    assert line.endswith("instances: unknown instance 'hot'; did you mean 'hot-0'?")
