@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 
 Message = Submit | Cancel | Drain | Stop
 SNAPSHOT_NS: Final = int(SNAPSHOT_SECONDS * 1e9)
+IDLE_SNAPSHOT_SECONDS: Final = 1.0
 
 
 class EngineLoop:
@@ -69,11 +70,20 @@ class EngineLoop:
             return
         work = self._scheduler.next(self._clock())
         if work is None:
-            if self._changed:
-                self._tell_snapshot(self._clock())
-            self._deliver(self._inbox.get())
+            self._wait()
         else:
             self._execute(work)
+
+    def _wait(self) -> None:
+        """Sleep until a message comes. An old state counts as stale, so it is told again."""
+        if self._changed:
+            self._tell_snapshot(self._clock())
+        try:
+            message = self._inbox.get(timeout=IDLE_SNAPSHOT_SECONDS)
+        except queue.Empty:
+            self._changed = True
+        else:
+            self._deliver(message)
 
     def _deliver(self, message: Message) -> None:
         self._changed = True
@@ -91,7 +101,6 @@ class EngineLoop:
                 self._stopped = True
 
     def _execute(self, work: Work) -> None:
-        self._changed = True
         match work:
             case Run():
                 self._iterate(work)
@@ -172,6 +181,7 @@ class EngineLoop:
         for failed in progress.failed:
             self._engine.discard(failed.call_id)
             self._emit(failed)
+        self._changed = True
         now = self._clock()
         if now >= self._next_snapshot:
             self._tell_snapshot(now)
