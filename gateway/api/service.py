@@ -112,7 +112,7 @@ class Endpoint:
         except ApiError as error:
             await _fail(exchange, error)
         except TextError as error:
-            await _fail(exchange, invalid(error.field, error.message))
+            await _fail(exchange, invalid(error.field, error.message, error.code))
         except ClientGoneError:
             exchange.record.disconnected = True
             await _abandon(exchange)

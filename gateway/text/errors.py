@@ -4,9 +4,11 @@ from __future__ import annotations
 
 
 class TextError(Exception):
-    """A request that cannot become a prompt; ``field`` is a path such as ``messages[2].role``."""
+    """A request that cannot become a prompt; ``field`` is a path such as ``messages[2].role``,
+    ``code`` a word for programs where clients act on one."""
 
-    def __init__(self, field: str, message: str) -> None:
+    def __init__(self, field: str, message: str, code: str | None = None) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
         self.message = message
+        self.code = code

@@ -122,7 +122,9 @@ class ModelText:
         least = len(text) // self._encoder.longest
         if least > self.context:
             raise TextError(
-                field, f"make at least {least} tokens; the context of {self.name} is {self.context}"
+                field,
+                f"make at least {least} tokens; the context of {self.name} is {self.context}",
+                "context_length_exceeded",
             )
 
     async def _encode(self, text: str) -> Encoded:
