@@ -40,7 +40,10 @@ class BlockPool:
     def __init__(self, total: int, priority: Priority = least_recent) -> None:
         self.total: Final = total
         self._priority = priority
-        self._free = list(range(total))
+        # Free are the blocks given back, in a heap, and all those never used yet: the latter are
+        # above every block in use, so the heap's first is the lowest of all.
+        self._returned: list[int] = []
+        self._unused = 0
         self._references = [0] * total
         self._published = bytearray(total)
         # A cached block's entry in the eviction heap is the one with its ticket; others are old.
@@ -51,7 +54,7 @@ class BlockPool:
 
     @property
     def free(self) -> int:
-        return len(self._free)
+        return len(self._returned) + self.total - self._unused
 
     @property
     def cached(self) -> int:
@@ -59,12 +62,12 @@ class BlockPool:
 
     @property
     def held(self) -> int:
-        return self.total - len(self._free) - self._cached
+        return self._unused - len(self._returned) - self._cached
 
     @property
     def available(self) -> int:
         """Blocks that ``allocate`` could hand out now."""
-        return len(self._free) + self._cached
+        return self.free + self._cached
 
     def references(self, block: int) -> int:
         return self._references[block]
@@ -76,16 +79,15 @@ class BlockPool:
         """Hold ``count`` blocks, or change nothing and return None when there are too few."""
         if count > self.available:
             return None
-        blocks: list[int] = []
-        evicted: list[int] = []
-        for _ in range(count):
-            if self._free:
-                block = heapq.heappop(self._free)
-            else:
-                block = self._evict()
-                evicted.append(block)
+        returned = min(count, len(self._returned))
+        blocks = [heapq.heappop(self._returned) for _ in range(returned)]
+        unused = min(count - returned, self.total - self._unused)
+        blocks.extend(range(self._unused, self._unused + unused))
+        self._unused += unused
+        evicted = [self._evict() for _ in range(count - returned - unused)]
+        blocks.extend(evicted)
+        for block in blocks:
             self._references[block] = 1
-            blocks.append(block)
         return Allocation(blocks, evicted)
 
     def share(self, blocks: Sequence[int]) -> None:
@@ -115,7 +117,7 @@ class BlockPool:
             if self._published[block]:
                 self._cache(block)
             else:
-                heapq.heappush(self._free, block)
+                heapq.heappush(self._returned, block)
 
     def _cache(self, block: int) -> None:
         self._access += 1

@@ -311,7 +311,7 @@ class Driver:
         self._slot = None
         if slot is None:
             return
-        state = self.scheduler._models[slot.model]  # type: ignore[attr-defined]
+        state = self.scheduler._calls.models[slot.model]  # type: ignore[attr-defined]
         held = [*state.resident.values(), *state.saved.values()]
         decoding = [c for c in held if c.generated and c.pending == 1]
         assert slot.owed == 0 or not decoding  # type: ignore[attr-defined]
@@ -328,9 +328,9 @@ class Driver:
         for call in active.state.resident.values():
             assert call.state in (CallState.PREFILL, CallState.DECODE)
             assert len(set(call.blocks)) == len(call.blocks)
-        for name, state in self.scheduler._models.items():
+        for name, state in self.scheduler._calls.models.items():
             assert name == active.state.name or not state.resident
-        saved = {c for s in self.scheduler._models.values() for c in s.saved}
+        saved = {c for s in self.scheduler._calls.models.values() for c in s.saved}
         assert saved == set(self.engine.saved)
         assert occupancy.host_used <= occupancy.host_total
 

@@ -52,7 +52,7 @@ class Rounds(RuleBasedStateMachine):
         self.number += 1
         model = data.draw(st.sampled_from(self.names))
         call = submission(self.number, model, prompt, max_tokens, stops, priority)
-        waiting = sum(len(state.waiting) for state in self.driver.scheduler._models.values())
+        waiting = sum(len(state.waiting) for state in self.driver.scheduler._calls.models.values())
         failed = self.driver.submit(call)
         if len(prompt) + max_tokens > self.capacity + 1:
             assert failed is not None

@@ -1,0 +1,137 @@
+"""Every call of an instance, by id and by model, and the host bytes that saved ones take."""
+
+from __future__ import annotations
+
+import itertools
+
+from alipes.instance.contract import (
+    Failed,
+    FailureClass,
+    InstanceSettings,
+    ModelReport,
+    Submit,
+)
+from alipes.instance.scheduler.active import ActiveModel
+from alipes.instance.scheduler.admission import invalid
+from alipes.instance.scheduler.model import ModelState
+from alipes.instance.scheduler.profile import CostProfile
+from alipes.instance.scheduler.queue import place
+from alipes.instance.scheduler.sequence import CallState, Sequence
+from alipes.instance.scheduler.slot import NANOSECONDS
+from alipes.instance.scheduler.tally import Tally
+from alipes.instance.scheduler.work import SavedCall
+
+
+class CallTable:
+    """The one owner of which calls are here. A call is in its model's queue, on the device, or on
+    the host; ``end`` takes it out of wherever that is."""
+
+    def __init__(
+        self, settings: InstanceSettings, reports: tuple[ModelReport, ...], tally: Tally
+    ) -> None:
+        self.models = {
+            report.name: ModelState(report, CostProfile.prior(report, settings.device))
+            for report in reports
+        }
+        self.host_used = 0
+        self.last_submitted = b""
+        self._settings = settings
+        self._reports = {report.name: report for report in reports}
+        self._calls: dict[bytes, Sequence] = {}
+        self._serials = itertools.count()
+        self._tally = tally
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __getitem__(self, call_id: bytes) -> Sequence:
+        return self._calls[call_id]
+
+    def __contains__(self, call_id: bytes) -> bool:
+        return call_id in self._calls
+
+    def all(self) -> list[Sequence]:
+        return list(self._calls.values())
+
+    def ready(self) -> list[ModelState]:
+        """Models with work, in their configured order."""
+        return [state for state in self.models.values() if state.has_work]
+
+    def add(self, call: Submit, now: int) -> Failed | None:
+        """Queue a call, or say why not."""
+        self.last_submitted = call.call_id
+        failed = self._refuse(call)
+        if failed is not None:
+            self._tally.failed += 1
+            return failed
+        level = int(self._settings.targets.ttft * NANOSECONDS)
+        order = place(now, call.priority, level, next(self._serials))
+        sequence = Sequence.of(call, now, order)
+        self._calls[call.call_id] = sequence
+        self.models[call.model].waiting.add(sequence)
+        return None
+
+    def _refuse(self, call: Submit) -> Failed | None:
+        if call.call_id in self._calls:
+            reason = f"call id {call.call_id.hex()} is already in use"
+            return Failed(call.call_id, FailureClass.INVALID, reason, "call_id")
+        failed = invalid(call, self._reports, self._settings)
+        if failed is not None:
+            return failed
+        waiting = sum(len(state.waiting) for state in self.models.values())
+        if waiting < self._settings.max_waiting:
+            return None
+        reason = f"{waiting} calls wait here already; try again later"
+        return Failed(call.call_id, FailureClass.OVERLOADED, reason)
+
+    def end(self, call: Sequence, active: ActiveModel | None) -> None:
+        """Forget a call and free all that it holds here."""
+        if call.state is CallState.WAITING:
+            self.models[call.call.model].waiting.remove(call)
+        elif call.state is CallState.SAVED:
+            self._forget_saved(call)
+        elif active is not None:
+            active.remove(call)
+        call.move(CallState.ENDED)
+        del self._calls[call.call.call_id]
+
+    def fail(
+        self, call: Sequence, active: ActiveModel | None, failure: FailureClass, reason: str
+    ) -> Failed:
+        self.end(call, active)
+        self._tally.failed += 1
+        return Failed(call.call.call_id, failure, reason)
+
+    def save(self, active: ActiveModel) -> tuple[SavedCall, ...]:
+        """Ready the active model's calls for a switch; those that find host room are saved."""
+        saved = []
+        for call in active.leave(self.host_room(active.state)):
+            self.host_used += call.host_blocks * active.state.report.block_bytes
+            blocks = tuple(call.blocks[: call.host_blocks])
+            saved.append(SavedCall(call.call.call_id, blocks, call.computed))
+        return tuple(saved)
+
+    def host_room(self, state: ModelState) -> int:
+        """Blocks of this model that could be saved now."""
+        free = self._settings.host_bytes - self.host_used
+        return max(0, free) // max(1, state.report.block_bytes)
+
+    def restored(self, call: Sequence) -> None:
+        """The call is on the device again: its copy on the host is gone."""
+        self.host_used -= self._host_bytes(call)
+        call.host_blocks = 0
+
+    def requeue_saved(self, call: Sequence) -> None:
+        """The call's state was not saved after all: it is recomputed from its tokens."""
+        self._forget_saved(call)
+        call.computed = 0
+        call.move(CallState.WAITING)
+        self.models[call.call.model].waiting.add(call)
+        self._tally.preempted += 1
+
+    def _forget_saved(self, call: Sequence) -> None:
+        del self.models[call.call.model].saved[call.call.call_id]
+        self.restored(call)
+
+    def _host_bytes(self, call: Sequence) -> int:
+        return call.host_blocks * self.models[call.call.model].report.block_bytes
