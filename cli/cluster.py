@@ -13,6 +13,7 @@ from rich.progress import Progress, TaskID
 from alipes.cli.output import progress_bars
 from alipes.gateway.config import Cluster, load_cluster
 from alipes.gateway.fleet.endpoints import default_endpoint
+from alipes.instance.checkpoints.folder import SourceError
 from alipes.instance.checkpoints.sources import folder_of, is_prepared, prepare
 
 ConfigOption = Annotated[
@@ -58,4 +59,7 @@ def _prepare(cluster: Cluster, name: str, progress: Progress, bar: TaskID) -> No
     def tell(what: str, fraction: float) -> None:
         progress.update(bar, description=f"{name}: {what}", completed=fraction)
 
-    prepare(cluster.models[name].source, Path(cluster.cache), tell)
+    try:
+        prepare(cluster.models[name].source, Path(cluster.cache), tell)
+    except SourceError as error:
+        raise SourceError(f"models.{name}.{error}") from None

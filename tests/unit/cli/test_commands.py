@@ -194,6 +194,7 @@ def test_models_prepare_makes_the_named_ones_only(
     assert failed.exit_code == 1
     preparing, line = failed.stderr.splitlines()
     assert preparing == "preparing gone"
+    assert line.startswith("models.gone.source.path")
     assert "nowhere" in line
     line = complaint(run("models", "prepare", "hare", "-c", file), 2)
     assert line.endswith("models: unknown model 'hare'; did you mean 'here'?")
