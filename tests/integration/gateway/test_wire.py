@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import signal
 import socket
@@ -81,7 +82,7 @@ def test_chunks_leave_at_once(stack: Any) -> None:
         ):
             async for _ in reply.aiter_bytes():
                 times.append(time.perf_counter())
-        return sorted(b - a for a, b in zip(times, times[1:], strict=False))
+        return sorted(b - a for a, b in itertools.pairwise(times))
 
     measured = asyncio.run(gaps())
     assert len(measured) > 60
