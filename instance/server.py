@@ -42,13 +42,13 @@ SECOND: Final = 1_000_000_000
 log = logging.getLogger("alipes.instance")
 
 
-def run_instance(settings: InstanceSettings) -> int:
+def run_instance(settings: InstanceSettings, build: Assemble = assemble) -> int:
     """Serve ``settings.models`` until stopped, refused or orphaned; the exit code: 0 in order,
     1 on a defect, 2 where starting again would not help. Must be called on the main thread of a
-    process of its own, before torch is imported."""
+    process of its own, before torch is imported; ``build`` runs on the engine thread."""
     os.environ.update(thread_environment(settings.threads))
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
-    server = Server(settings, assemble)
+    server = Server(settings, build)
     server.catch_signals()
     code = server.run()
     if not server.engine_is_gone():
@@ -92,6 +92,7 @@ class Server:
 
     def run(self) -> int:
         """Until something ends it; the exit code."""
+        log.info("%s builds its engine", self._settings.name)
         self._engine.start()
         self._poller.register(self._mailbox.fd, zmq.POLLIN)
         while self._exit is None or self._waits_for_engine(time.monotonic_ns()):

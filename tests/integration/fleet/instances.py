@@ -38,10 +38,28 @@ from alipes.instance.contract import (
 BEAT = 0.1
 RUN = """
 import sys
+import time
 import msgspec
 from alipes.instance.contract import InstanceSettings
+from alipes.instance.driver import assemble
 from alipes.instance.server import run_instance
-sys.exit(run_instance(msgspec.json.decode(sys.argv[1], type=InstanceSettings)))
+
+class BrokenLoop:
+    def __init__(self, loop):
+        self.post = loop.post
+    def run(self):
+        time.sleep(0.5)
+        raise RuntimeError("a defect")
+
+def slow(settings, emit):
+    time.sleep(60)
+
+def broken(settings, emit):
+    engine, loop = assemble(settings, emit)
+    return engine, BrokenLoop(loop)
+
+settings = msgspec.json.decode(sys.argv[1], type=InstanceSettings)
+sys.exit(run_instance(settings, {"": assemble, "slow": slow, "broken": broken}[sys.argv[2]]))
 """
 
 
@@ -63,8 +81,8 @@ def settings(endpoint: str, **changes: Any) -> InstanceSettings:
 SLOW = FakeCosts(step=0.02)
 
 
-def argv(chosen: InstanceSettings) -> tuple[str, ...]:
-    return (sys.executable, "-c", RUN, msgspec.json.encode(chosen).decode())
+def argv(chosen: InstanceSettings, build: str = "") -> tuple[str, ...]:
+    return (sys.executable, "-c", RUN, msgspec.json.encode(chosen).decode(), build)
 
 
 def launch(chosen: InstanceSettings) -> LaunchSpec:
@@ -143,10 +161,12 @@ async def fleet(endpoint: str, sink: Recorder, beat: float = BEAT) -> AsyncItera
 
 
 @asynccontextmanager
-async def process(chosen: InstanceSettings) -> AsyncIterator[asyncio.subprocess.Process]:
+async def process(
+    chosen: InstanceSettings, build: str = ""
+) -> AsyncIterator[asyncio.subprocess.Process]:
     """One instance process, killed at the end if it still runs."""
     started = await asyncio.create_subprocess_exec(
-        *argv(chosen),
+        *argv(chosen, build),
         env={**os.environ, **thread_environment(1)},
         stderr=asyncio.subprocess.PIPE,
     )

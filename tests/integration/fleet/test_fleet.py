@@ -22,7 +22,10 @@ from alipes.instance.contract import (
     LINK_SECRET_VARIABLE,
     PROTOCOL,
     Cancel,
+    FakeCosts,
     FinishReason,
+    ModelSettings,
+    Pool,
     Refused,
     Stop,
     encode,
@@ -259,6 +262,60 @@ def test_signals_end_a_busy_instance(endpoint: str, number: signal.Signals) -> N
             await sink.until(lambda: bool(sink.lost_reasons))
             assert sink.lost_reasons == [f"it ended: {number.name}"]
             assert call.call_id in sink.failed
+
+    uvloop.run(run())
+
+
+def test_a_signal_does_not_wait_for_an_engine_that_is_being_built(endpoint: str) -> None:
+    async def run() -> None:
+        async with process(settings(endpoint), build="slow") as started:
+            assert started.stderr is not None
+            await started.stderr.readuntil(b"builds its engine")
+            started.send_signal(signal.SIGTERM)
+            code, said = await ended(started, seconds=3)
+            assert code == 0
+            assert "leaving without it" in said
+
+    uvloop.run(run())
+
+
+def test_a_defect_in_the_engine_loop_ends_the_process_with_1(endpoint: str) -> None:
+    async def run() -> None:
+        sink = Recorder()
+        async with fleet(endpoint, sink), process(settings(endpoint), build="broken") as started:
+            await sink.until(lambda: bool(sink.hellos))
+            code, said = await ended(started)
+            assert code == 1
+            assert "RuntimeError: a defect" in said
+            await sink.until(lambda: bool(sink.lost_reasons))
+            assert "the engine loop failed: RuntimeError" in sink.lost_reasons[0]
+
+    uvloop.run(run())
+
+
+def test_time_sharing_changes_no_token(endpoint: str) -> None:
+    """The fake engine refuses rows whose blocks are not the state of their tokens, so that
+    equal tokens with and without switches mean that no state was lost or mixed up."""
+
+    async def run() -> None:
+        sink = Recorder()
+        models = (ModelSettings("m", "/nowhere"), ModelSettings("n", "/nowhere"))
+        chosen = settings(endpoint, pool=Pool.COLD, models=models, fake=FakeCosts(step=0.001))
+        async with fleet(endpoint, sink) as link, process(chosen):
+            await sink.until(lambda: bool(sink.hellos))
+            shapes = [([n] * (30 * n + 1), 40, "mn"[n % 2]) for n in range(24)]
+            together = [submit(*shape) for shape in shapes]
+            for call in together:
+                link.send("one", call)
+            await sink.until(lambda: len(sink.finished) + len(sink.failed) == len(shapes))
+            await sink.until(sink.counters_show(live_calls=0, finished=len(shapes)))
+            assert sink.snapshot is not None
+            assert sink.snapshot.counters.switches > 2
+            for shape, call in zip(shapes, together, strict=True):
+                alone = submit(*shape)
+                link.send("one", alone)
+                await sink.until(lambda last=alone: last.call_id in sink.finished)
+                assert sink.tokens[alone.call_id] == sink.tokens[call.call_id]
 
     uvloop.run(run())
 
