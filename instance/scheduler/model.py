@@ -9,6 +9,7 @@ from alipes.instance.scheduler.budget import Demand
 from alipes.instance.scheduler.profile import CostProfile
 from alipes.instance.scheduler.queue import WaitingQueue
 from alipes.instance.scheduler.sequence import CallState, Sequence
+from alipes.instance.scheduler.slot import Slot
 
 
 @dataclass(slots=True)
@@ -45,14 +46,18 @@ class ModelState:
             or any(call.state is CallState.PREFILL for call in self.resident.values())
         )
 
-    def demand(self, chunk: int, max_running: int, alone: bool) -> Demand:
-        """What the model asks of the next round. With no other model to serve, P is one chunk:
-        there is no switch to spread, and longer stalls the running decode for nothing."""
+    def demand(self, chunk: int, max_running: int, alone: bool, slot: Slot | None) -> Demand:
+        """What the model asks of a round; of the present one if ``slot`` is open, what it has
+        had of it included. With no other model to serve, P is one chunk: there is no switch to
+        spread, and longer stalls the running decode for nothing."""
         tokens, positions, _ = self._prefill_work()
         wanted = least = 0.0
         if tokens:
             wanted = self.profile.prefill_seconds(-(-tokens // chunk), tokens, positions)
             least = min(wanted, self.chunk_seconds(chunk))
+        if slot is not None and slot.prefill_runs:
+            wanted += slot.prefill_spent
+            least = slot.prefill_spent
         return Demand(
             model=self.name,
             decode_step=self._decode_step(max_running),

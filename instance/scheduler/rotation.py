@@ -42,7 +42,7 @@ class Rotation:
 
     def open(self, state: ModelState, ready: list[ModelState], now: int) -> Slot:
         """Begin the model's slot with its share of a round of those that are ready."""
-        self.replan(ready)
+        self._plan(ready, None)
         if not self._served and self.plan.at_risk is not None:
             self._tally.deadline_risk[self.plan.at_risk] += 1
         self._served.add(state.name)
@@ -51,13 +51,10 @@ class Rotation:
         self.grant(slot, state)
         return slot
 
-    def replan(self, ready: list[ModelState]) -> None:
-        settings = self._settings
-        alone = len(ready) == 1
-        demands = [
-            state.demand(settings.prefill_chunk, settings.max_running, alone) for state in ready
-        ]
-        self.plan = plan_round(demands, settings.targets, settings.switch_share)
+    def replan(self, slot: Slot, state: ModelState, ready: list[ModelState]) -> None:
+        """Plan the round anew, now that costs, calls or models are others."""
+        self._plan(ready, slot)
+        self.grant(slot, state)
 
     def grant(self, slot: Slot, state: ModelState) -> None:
         """Give the open slot its share of the plan, counted from its opening. Decode has no
@@ -66,6 +63,15 @@ class Rotation:
         if share is not None:
             pending = not slot.stuck and state.prefill_pending()
             slot.grant(share, bounded=pending or not self.alone)
+
+    def _plan(self, ready: list[ModelState], slot: Slot | None) -> None:
+        settings = self._settings
+        alone = len(ready) == 1
+        demands = []
+        for state in ready:
+            own = slot if slot is not None and slot.model == state.name else None
+            demands.append(state.demand(settings.prefill_chunk, settings.max_running, alone, own))
+        self.plan = plan_round(demands, settings.targets, settings.switch_share)
 
     def remaining(self, ready: list[ModelState], slot: Slot | None, now: int) -> float:
         """Predicted seconds until every model that is ready has had its slot."""

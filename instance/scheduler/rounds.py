@@ -111,17 +111,17 @@ class RoundScheduler:
             return self._switch(next(iter(models.values())))
         if self._stale and self._slot is not None:
             self._stale = False
-            self._rotation.replan(self._calls.ready())
-            self._rotation.grant(self._slot, models[self._slot.model])
+            state = models[self._slot.model]
+            self._rotation.replan(self._slot, state, self._calls.ready())
         # Every slot of a model with work does some; passing through this many is a defect.
         for _ in range(len(Phase) * (len(models) + 2)):
             if self._phase is Phase.IDLE:
-                state = self._rotation.choose(self._calls.ready())
-                if state is None:
+                chosen = self._rotation.choose(self._calls.ready())
+                if chosen is None:
                     return None
-                if self._active is None or self._active.state is not state:
-                    return self._switch(state)
-                self._open(state, now)
+                if self._active is None or self._active.state is not chosen:
+                    return self._switch(chosen)
+                self._open(chosen, now)
             work = self._advance(now)
             if work is not None:
                 return work

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import abc, defaultdict
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -27,7 +26,7 @@ from alipes.instance.contract import (
 )
 from alipes.instance.engine.protocol import EngineError, Row, Sampled, SwitchReport
 from alipes.instance.scheduler.rounds import RoundScheduler
-from alipes.instance.scheduler.sequence import CallState
+from alipes.instance.scheduler.sequence import CallState, Sequence
 from alipes.instance.scheduler.work import Progress, Resume, Run, Switch, Work
 
 BLOCK = 4
@@ -35,13 +34,13 @@ VOCABULARY = 50
 ROOT = chain_root("test")
 
 
-def token_after(history: Sequence[int]) -> int:
+def token_after(history: abc.Sequence[int]) -> int:
     """What every model here says: a function of the context alone."""
     text = ",".join(str(int(token)) for token in history).encode()
     return hashlib.blake2b(text, digest_size=1).digest()[0] % VOCABULARY
 
 
-def answer(prompt: Sequence[int], max_tokens: int, stops: Sequence[int]) -> list[int]:
+def answer(prompt: abc.Sequence[int], max_tokens: int, stops: abc.Sequence[int]) -> list[int]:
     """The slow model: the ids that a call must draw, the stop id included."""
     history = list(prompt)
     while len(history) < len(prompt) + max_tokens:
@@ -55,7 +54,7 @@ def report(name: str, blocks: int, context: int = 400) -> ModelReport:
     return ModelReport(name, f"{name}:test", context, VOCABULARY, 1 << 20, 1000, blocks)
 
 
-def settings_of(names: Sequence[str], **changes: object) -> InstanceSettings:
+def settings_of(names: abc.Sequence[str], **changes: object) -> InstanceSettings:
     fields: dict[str, object] = {
         "name": "i",
         "pool": Pool.COLD if len(names) > 1 else Pool.HOT,
@@ -73,7 +72,7 @@ def settings_of(names: Sequence[str], **changes: object) -> InstanceSettings:
 def submission(
     number: int,
     model: str,
-    prompt: Sequence[int],
+    prompt: abc.Sequence[int],
     max_tokens: int = 4,
     stops: tuple[int, ...] = (),
     priority: int = 0,
@@ -115,7 +114,7 @@ class SimulatedEngine:
         self.spend(self.costs.switch)
         return SwitchReport(self.costs.switch, 0, addresses_kept=True)
 
-    def step(self, rows: Sequence[Row]) -> tuple[Sampled, ...]:
+    def step(self, rows: abc.Sequence[Row]) -> tuple[Sampled, ...]:
         tokens = sum(len(row.tokens) for row in rows)
         if all(len(row.tokens) == 1 for row in rows):
             self.spend(self.costs.step + len(rows) * self.costs.call)
@@ -136,7 +135,7 @@ class SimulatedEngine:
         drawn = token_after(context) if row.draw.forced is None else row.draw.forced
         return Sampled(row.call_id, drawn)
 
-    def _state(self, blocks: Sequence[int], end: int) -> tuple[int, ...]:
+    def _state(self, blocks: abc.Sequence[int], end: int) -> tuple[int, ...]:
         """The context that the first ``end`` positions hold, checked at every one of them."""
         context: tuple[int, ...] = ()
         for position in range(end):
@@ -145,13 +144,13 @@ class SimulatedEngine:
             context = here
         return context
 
-    def save(self, call_id: bytes, blocks: Sequence[int], tokens: int) -> None:
+    def save(self, call_id: bytes, blocks: abc.Sequence[int], tokens: int) -> None:
         self._state(blocks, tokens)
         assert call_id not in self.saved
         self.saved[call_id] = [self.content[blocks[p // BLOCK], p % BLOCK] for p in range(tokens)]
         self.spend(self.costs.copy)
 
-    def load(self, call_id: bytes, blocks: Sequence[int]) -> None:
+    def load(self, call_id: bytes, blocks: abc.Sequence[int]) -> None:
         for position, context in enumerate(self.saved.pop(call_id)):
             self.content[blocks[position // BLOCK], position % BLOCK] = context
         self.spend(self.costs.copy)
@@ -197,7 +196,12 @@ class Driver:
 
     def turn(self, steps: int = 1_000_000) -> Work | None:
         """Execute the next work, of a run at most ``steps`` iterations."""
+        slot, decoding = self.scheduler._slot, self._decoding()
         work = self.scheduler.next(self.engine.now)
+        if slot is not None and slot is not self.scheduler._slot:
+            # It has just been closed: it owes nothing to a call that could still decode.
+            alive = [c for c in decoding if c.state in (CallState.DECODE, CallState.SAVED)]
+            assert slot.owed == 0 or not alive
         assert (work is None) == (not self.live) or isinstance(work, Switch)
         if work is None:
             return None
@@ -206,7 +210,6 @@ class Driver:
             case Run():
                 self._run(work, steps)
             case Switch():
-                self._check_paid()
                 self._switch(work)
             case Resume():
                 begin = self.engine.now
@@ -292,11 +295,10 @@ class Driver:
         self.finished[event.call_id] = event
 
     def _visit(self, run: Run) -> None:
-        """No model gets two slots while another waits for one; protected decode is paid."""
+        """No model gets two slots while another waits for one."""
         slot = self.scheduler._slot
         if slot is self._slot:
             return
-        self._check_paid()
         self._slot = slot
         self._since.pop(run.model, None)
         busy = {call.model for call in self.live.values()}
@@ -305,16 +307,9 @@ class Driver:
             assert run.model not in seen, f"{run.model} had two slots while {name} waited"
             seen.append(run.model)
 
-    def _check_paid(self) -> None:
-        """The slot that just closed owes nothing to a call that could still decode."""
-        slot = self._slot
-        self._slot = None
-        if slot is None:
-            return
-        state = self.scheduler._calls.models[slot.model]  # type: ignore[attr-defined]
-        held = [*state.resident.values(), *state.saved.values()]
-        decoding = [c for c in held if c.generated and c.pending == 1]
-        assert slot.owed == 0 or not decoding  # type: ignore[attr-defined]
+    def _decoding(self) -> list[Sequence]:
+        active = self.scheduler._active
+        return active.state.residents(CallState.DECODE) if active is not None else []
 
     def check_blocks(self) -> None:
         active = self.scheduler._active
