@@ -104,6 +104,17 @@ def test_joined_ids_equal_ids_from_scratch(
     assert ids.tolist() == reference.encode(text, add_special_tokens=False).ids
 
 
+def test_an_added_token_may_begin_before_a_cut_and_end_after_it(
+    encoders: dict[str, tuple[TextEncoder, Tokenizer]],
+) -> None:
+    encoder, reference = encoders["greedy-added"]
+    known = Known("go <gh><x>  Q", *encoder.encode("go <gh><x>  Q", release=False))
+    text = "go <gh><x>  <y> on"
+    start, index = joint(known, text)
+    ids = [*known.ids[:index], *encoder.encode(text[start:], release=False).ids]
+    assert ids == reference.encode(text, add_special_tokens=False).ids
+
+
 @pytest.mark.parametrize("kind", ["smollm", "qwen-nfc", "cl100k"])
 def test_splits_are_reused_where_no_special_token_is(
     encoders: dict[str, tuple[TextEncoder, Tokenizer]], kind: str
