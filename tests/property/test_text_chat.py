@@ -83,7 +83,7 @@ def parts(
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(
-    max_examples=80,
+    max_examples=50,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -151,4 +151,4 @@ class CacheMachine(RuleBasedStateMachine):
 
 
 TestPromptCache = CacheMachine.TestCase
-TestPromptCache.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+TestPromptCache.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)

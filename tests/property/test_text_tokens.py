@@ -82,7 +82,7 @@ def encoders(smollm2_folder: Path) -> dict[str, tuple[TextEncoder, Tokenizer]]:
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(
-    max_examples=250,
+    max_examples=120,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
