@@ -5,6 +5,7 @@ n rows of a batch, H query heads, K key-value heads, D head size. Activations ar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -143,4 +144,6 @@ def invert(probs: torch.Tensor, uniform: float) -> int:
     """The token at which the cumulative sum of (vocab,), in vocabulary order, passes
     ``uniform`` in [0, 1) of the total."""
     total = probs.double().cumsum(0)
-    return int(torch.searchsorted(total, total[-1] * uniform, right=True))
+    end = float(total[-1])
+    target = min(end * uniform, math.nextafter(end, 0.0))
+    return int(torch.searchsorted(total, target, right=True))

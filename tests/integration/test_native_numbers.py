@@ -1,0 +1,200 @@
+"""The native engine in float32 against transformers in float32 on the same weights.
+
+Greedy tokens must be equal up to a first difference where the reference's two best logits are
+less than 1e-3 apart.
+"""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoModelForCausalLM
+
+from alipes.instance.contract import (
+    InstanceSettings,
+    ModelSettings,
+    Pool,
+    Sampling,
+    Targets,
+    TokenIds,
+)
+from alipes.instance.engine.native.engine import NativeEngine
+from alipes.instance.engine.protocol import Draw, Row
+
+GREEDY = Sampling(temperature=0)
+BLOCK = 64
+NAMES = ("llama", "qwen3", "qwen3-moe")
+
+
+class Call:
+    """One call driven by hand: its ids, its blocks and how far the engine has computed it."""
+
+    def __init__(self, name: str, prompt: TokenIds, blocks: list[int], done: int = 0) -> None:
+        self.call_id = name.encode()
+        self.ids, self.prompt, self.blocks, self.done = prompt, len(prompt), blocks, done
+
+    def row(self, limit: int) -> Row:
+        end = min(self.done + limit, len(self.ids))
+        draw = Draw(GREEDY, self.ids, self.prompt) if end == len(self.ids) else None
+        row = Row(self.call_id, self.ids[self.done : end], self.done, self.blocks, draw)
+        self.done = end
+        return row
+
+    @property
+    def generated(self) -> list[int]:
+        return self.ids[self.prompt :].tolist()
+
+
+class Desk:
+    """Steps calls of one engine together and hands them what they drew."""
+
+    def __init__(self, engine: NativeEngine) -> None:
+        self.engine = engine
+
+    def step(self, *calls: Call, limit: int = 512) -> None:
+        drawn = {s.call_id: s.token for s in self.engine.step([c.row(limit) for c in calls])}
+        for call in calls:
+            if call.call_id in drawn:
+                call.ids = np.append(call.ids, np.int32(drawn[call.call_id]))
+
+    def generate(self, call: Call, count: int, limit: int = 512) -> Call:
+        while len(call.generated) < count:
+            self.step(call, limit=limit)
+        return call
+
+
+class Oracle:
+    def __init__(self, folder: Path) -> None:
+        self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def check(self, call: Call) -> None:
+        count = len(call.generated)
+        assert count > 0
+        with torch.inference_mode():
+            ids = torch.from_numpy(call.ids[:-1].astype(np.int64))[None]
+            logits = self.model(ids, logits_to_keep=count, use_cache=False).logits[0]
+        for at, (row, token) in enumerate(zip(logits, call.generated, strict=True)):
+            best = row.topk(2)
+            if int(best.indices[0]) != token:
+                gap = float(best.values[0] - best.values[1])
+                assert gap < 1e-3, f"token {at} is {token}, not {int(best.indices[0])} by {gap}"
+                return
+
+
+@pytest.fixture(scope="module")
+def folders(smollm2_folder: Path, small_folders: dict[str, Path]) -> dict[str, Path]:
+    return small_folders | {"llama": smollm2_folder}
+
+
+@pytest.fixture(scope="module")
+def desk(folders: dict[str, Path]) -> Iterator[Desk]:
+    models = tuple(ModelSettings(n, str(folders[n]), "float32") for n in NAMES)
+    engine = NativeEngine(
+        InstanceSettings(
+            name="numbers",
+            pool=Pool.COLD,
+            models=models,
+            targets=Targets(),
+            endpoint="",
+            device_bytes=1200 << 20,
+            threads=2,
+        )
+    )
+    yield Desk(engine)
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def oracles(folders: dict[str, Path]) -> Callable[[str], Oracle]:
+    made: dict[str, Oracle] = {}
+
+    def of(name: str) -> Oracle:
+        if name not in made:
+            made[name] = Oracle(folders[name])
+        return made[name]
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def text(smollm2_folder: Path) -> TokenIds:
+    """Some ten thousand ids of real code and prose, in the vocabulary all models share."""
+    tokenizer = Tokenizer.from_file(str(smollm2_folder / "tokenizer.json"))
+    source = inspect.getsource(textwrap) + inspect.getsource(inspect)
+    return np.array(tokenizer.encode(source).ids, dtype=np.int32)
+
+
+def scattered(first: int, tokens: int) -> list[int]:
+    """A block table without two neighbours in order."""
+    count = -(-tokens // BLOCK)
+    return list(range(first, first + 2 * count, 2))[::-1]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_long_prompt_and_cached_prefix(
+    desk: Desk, oracles: Callable[[str], Oracle], text: TokenIds, name: str
+) -> None:
+    desk.engine.activate(name)
+    first = desk.generate(Call("first", text[:4096], list(range(66))), 12)
+    oracles(name).check(first)
+    # Another call over the same 2,048 tokens starts behind them, on the first one's blocks.
+    prompt = np.concatenate([text[:2048], text[5000:5300]])
+    blocks = list(range(32)) + list(range(80, 86))
+    cached = desk.generate(Call("cached", prompt, blocks, done=2048), 12)
+    oracles(name).check(cached)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_odd_chunks_over_scattered_blocks(
+    desk: Desk, oracles: Callable[[str], Oracle], text: TokenIds, name: str
+) -> None:
+    desk.engine.activate(name)
+    call = Call("odd", text[6000:6900], scattered(3, 960))
+    for limit in (1, 2, 63, 64, 129, 300, 500):
+        desk.step(call, limit=limit)
+    assert len(call.generated) == 1
+    oracles(name).check(desk.generate(call, 16))
+
+
+@pytest.mark.parametrize(("name", "other"), [*zip(NAMES, NAMES[1:] + NAMES[:1], strict=True)])
+def test_interrupted_by_a_switch_while_decoding(
+    desk: Desk, oracles: Callable[[str], Oracle], text: TokenIds, name: str, other: str
+) -> None:
+    desk.engine.activate(name)
+    call = desk.generate(Call("moved", text[100:300], [5, 2, 9, 4]), 7)
+    desk.engine.save(call.call_id, call.blocks, call.done)
+    assert desk.engine.host_used > 0
+    desk.engine.activate(other)
+    between = desk.generate(Call("between", text[300:800], list(range(9))), 5)
+    assert desk.engine.activate(name).addresses_kept
+    call.blocks = [0, 7, 1, 3]
+    desk.engine.load(call.call_id, call.blocks)
+    assert desk.engine.host_used == 0
+    oracles(name).check(desk.generate(call, 16))
+    oracles(other).check(between)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_batched_with_calls_of_every_length(
+    desk: Desk, oracles: Callable[[str], Oracle], text: TokenIds, name: str
+) -> None:
+    desk.engine.activate(name)
+    lengths = (1, 63, 64, 65, 200, 431)
+    calls = [
+        Call(f"call {n}", text[7000 + n : 7000 + 2 * n], scattered(20 * i + i % 2, n + 20))
+        for i, n in enumerate(lengths)
+    ]
+    for call in calls:
+        desk.step(call, *[c for c in calls if c.done and c is not call], limit=150)
+    for _ in range(8):
+        desk.step(*calls, limit=150)
+    for call in calls:
+        oracles(name).check(call)

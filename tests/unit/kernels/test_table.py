@@ -1,0 +1,197 @@
+"""Every form of every operation against the reference."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from alipes.kernels.shapes import Segment, Workspace
+from alipes.kernels.table import (
+    CPU,
+    CPU_NARROW,
+    NARROW_ROWS,
+    PORTABLE,
+    REFERENCE,
+    Kernels,
+    kernels_for,
+)
+
+COLUMNS = {"portable": PORTABLE, "cpu": CPU, "cpu narrow": CPU_NARROW}
+
+
+@pytest.fixture(params=COLUMNS.values(), ids=COLUMNS.keys())
+def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
+    torch.manual_seed(7)
+    with torch.inference_mode():
+        yield request.param
+
+
+def workspace(widen: int = 4096, slots: int = 2048, heads: int = 2, dim: int = 16) -> Workspace:
+    return Workspace(torch.empty(widen), torch.empty(slots, 2, heads, dim))
+
+
+def close(got: torch.Tensor, want: torch.Tensor, tolerance: float = 2e-5) -> None:
+    torch.testing.assert_close(got, want, atol=tolerance, rtol=tolerance)
+
+
+def test_rms_norm(kernels: Kernels) -> None:
+    for shape in ((1, 64), (5, 3, 16)):
+        x, weight = torch.randn(shape) * 3, torch.randn(shape[-1])
+        close(kernels.rms_norm(x, weight, 1e-5), REFERENCE.rms_norm(x, weight, 1e-5))
+
+
+def test_rms_norm_of_a_slice_of_heads(kernels: Kernels) -> None:
+    x, weight = torch.randn(3, 8, 16)[:, 2:5], torch.randn(16)
+    close(kernels.rms_norm(x, weight, 1e-6), REFERENCE.rms_norm(x, weight, 1e-6))
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_rope_rotates_in_place_and_leaves_values_alone(kernels: Kernels, rows: int) -> None:
+    qkv = torch.randn(rows, 6, 16)
+    angles = torch.polar(torch.ones(rows, 8), torch.randn(rows, 8))
+    want = qkv.clone()
+    REFERENCE.rope(want[:, :4], angles)
+    kernels.rope(qkv[:, :4], angles)
+    close(qkv, want)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 4, 33])
+def test_linear_in_float32(kernels: Kernels, rows: int) -> None:
+    x, weight = torch.randn(rows, 48), torch.randn(96, 48)
+    close(kernels.linear(x, weight, workspace()), REFERENCE.linear(x, weight, workspace()), 1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 4, 33])
+@pytest.mark.parametrize("scratch", [96 * 48, 1000], ids=["whole", "pieces"])
+def test_linear_in_float16(kernels: Kernels, rows: int, scratch: int) -> None:
+    x, weight = torch.randn(rows, 48), torch.randn(96, 48).half()
+    got = kernels.linear(x, weight, workspace(scratch))
+    assert got.dtype == torch.float32
+    close(got, REFERENCE.linear(x, weight, workspace()), 1e-4 if kernels is CPU else 3e-2)
+
+
+def test_widened_float16_is_exact_where_the_reference_is() -> None:
+    x, weight = torch.randn(9, 48), torch.randn(96, 48).half()
+    close(CPU.linear(x, weight, workspace()), torch.nn.functional.linear(x, weight.float()), 1e-5)
+
+
+def test_silu_mul(kernels: Kernels) -> None:
+    gate_up = torch.randn(5, 64)
+    close(kernels.silu_mul(gate_up), REFERENCE.silu_mul(gate_up))
+
+
+def test_write_kv_touches_only_its_slots(kernels: Kernels) -> None:
+    pool, slots = torch.randn(32, 2, 2, 16), torch.tensor([30, 3, 4])
+    kv, want = torch.randn(3, 6, 16)[:, 2:].reshape(3, 2, 2, 16), pool.clone()
+    REFERENCE.write_kv(want, slots, kv)
+    kernels.write_kv(pool, slots, kv)
+    assert torch.equal(pool, want)
+
+
+def layouts() -> Iterator[tuple[str, list[Segment]]]:
+    """Batches over a pool of 64 blocks of 16 slots; every other block scatters a table."""
+    yield "first chunk", [Segment(0, 40, 0, ((0, 40),))]
+    yield "later chunk", [Segment(0, 24, 40, ((160, 64),))]
+    yield "one token", [Segment(0, 1, 70, ((32, 71),))]
+    yield "first token", [Segment(0, 1, 0, ((16, 1),))]
+    yield "split prefix", [Segment(0, 10, 30, ((96, 32), (0, 8)))]
+    yield "split decode", [Segment(0, 1, 40, ((96, 32), (0, 9)))]
+    many = tuple((16 * block, 16) for block in range(40, 0, -2))
+    yield "scattered decode", [Segment(0, 1, 319, many)]
+    yield "scattered chunk", [Segment(0, 20, 300, many)]
+    parts = [(0, 5, 0, ((512, 5),)), (5, 1, 90, ((0, 91),)), (6, 33, 15, ((256, 48),))]
+    yield "mixed", [Segment(*part) for part in parts]
+
+
+@pytest.mark.parametrize("segments", [s for _, s in layouts()], ids=[n for n, _ in layouts()])
+@pytest.mark.parametrize("heads", [2, 6])
+def test_attend(kernels: Kernels, segments: list[Segment], heads: int) -> None:
+    rows = sum(segment.count for segment in segments)
+    pool, qkv = torch.randn(1024, 2, 2, 16), torch.randn(rows, heads + 4, 16)
+    q, kv = qkv[:, :heads], qkv[:, heads:].reshape(rows, 2, 2, 16)
+    slots = torch.cat([s.slots()[s.start :] for s in segments])
+    REFERENCE.write_kv(pool, slots, kv)
+    got = kernels.attend(q, kv, pool, segments, workspace())
+    assert got.shape == (rows, heads * 16)
+    close(got, REFERENCE.attend(q, kv, pool, segments, workspace()))
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_route(kernels: Kernels, normalize: bool) -> None:
+    x, router = torch.randn(9, 32), torch.randn(6, 32)
+    got, want = (column.route(x, router, 3, normalize) for column in (kernels, REFERENCE))
+    close(got[0], want[0])
+    assert torch.equal(got[1], want[1])
+
+
+@pytest.mark.parametrize("rows", [1, 9])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_experts(kernels: Kernels, rows: int, dtype: torch.dtype) -> None:
+    x, router = torch.randn(rows, 32), torch.randn(6, 32)
+    routing = REFERENCE.route(x, router, 2, True)
+    gate_up, down = torch.randn(6, 48, 32).to(dtype), torch.randn(6, 32, 24).to(dtype)
+    got = kernels.experts(x, *routing, gate_up, down, workspace())
+    want = REFERENCE.experts(x, *routing, gate_up, down, workspace())
+    loose = dtype == torch.float16 and kernels is CPU_NARROW
+    close(got, want, 0.3 if loose else 1e-3)
+
+
+def test_blocks_come_back_elsewhere(kernels: Kernels) -> None:
+    pool = torch.randint(0, 255, (8, 96), dtype=torch.uint8)
+    held, blocks = torch.empty(2, 96, dtype=torch.uint8), torch.tensor([6, 1])
+    want = pool[blocks].clone()
+    kernels.gather_blocks(pool, blocks, held)
+    assert torch.equal(held, want)
+    kernels.scatter_blocks(pool, torch.tensor([2, 7]), held)
+    assert torch.equal(pool[[2, 7]], want)
+
+
+@pytest.mark.parametrize("penalties", [(1.0, 0.0, 0.0), (1.3, 0.0, 0.0), (1.2, 0.5, -0.7)])
+def test_penalize(kernels: Kernels, penalties: tuple[float, float, float]) -> None:
+    logits, history = torch.randn(50), torch.tensor([3, 3, 8, 40, 8, 8, 3])
+    got, want = logits.clone(), logits.clone()
+    kernels.penalize(got, history, 4, *penalties)
+    REFERENCE.penalize(want, history, 4, *penalties)
+    close(got, want)
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"),
+    list(itertools.product((0, 1, 5, 300, 9999), (1.0, 0.9, 0.3, 1e-9), (0.0, 0.2, 1.0))),
+)
+def test_restrict(kernels: Kernels, top_k: int, top_p: float, min_p: float) -> None:
+    for spread in (0.01, 1.0, 8.0):
+        logits = torch.randn(1000) * spread
+        got = kernels.restrict(logits, top_k, top_p, min_p)
+        want = REFERENCE.restrict(logits, top_k, top_p, min_p)
+        close(got, want, 1e-7)
+        assert bool((got > 0).any())
+
+
+def test_restrict_keeps_what_it_says() -> None:
+    probs = torch.tensor([0.05, 0.5, 0.15, 0.3])
+    for limits, kept in {
+        (2, 1.0, 0.0): [1, 3],
+        (0, 0.8, 0.0): [1, 3],
+        (0, 0.81, 0.0): [1, 2, 3],
+        (0, 1.0, 0.5): [1, 3],
+        (3, 0.6, 0.0): [1, 3],
+    }.items():
+        assert PORTABLE.restrict(probs.log(), *limits).nonzero().flatten().tolist() == kept
+
+
+def test_invert_walks_the_vocabulary_in_order(kernels: Kernels) -> None:
+    probs = torch.tensor([0.0, 0.2, 0.0, 0.2, 0.4, 0.0])
+    draws = [kernels.invert(probs, u) for u in (0.0, 0.2499, 0.2501, 0.4999, 0.5001, 1 - 2**-53)]
+    assert draws == [1, 1, 3, 3, 4, 4]
+
+
+def test_few_rows_multiply_in_float16_only_where_they_may() -> None:
+    cpu = torch.device("cpu")
+    assert kernels_for(cpu, NARROW_ROWS) is CPU_NARROW
+    assert kernels_for(cpu, NARROW_ROWS + 1) is CPU
+    assert kernels_for(cpu, None) is CPU
+    assert kernels_for(torch.device("cuda"), 1) is PORTABLE
