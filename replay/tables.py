@@ -48,8 +48,8 @@ def model_table(rows: Iterable[ModelRow]) -> Table:
 
 def session_table(rows: Iterable[SessionRow]) -> Table:
     table = _table(
-        "Sessions: SCT is from the first intended enqueue to the last completion, seconds",
-        ("model", "session", "calls", "SCT", "TTFT p50", "p95", "prompt", "cached", "out"),
+        "Sessions: seconds, SCT from first intended enqueue to last completion, TTFT p50, p95",
+        ("model", "session", "calls", "SCT", "TTFT", "p95", "prompt", "cached", "out"),
     )
     for row in rows:
         table.add_row(
@@ -132,7 +132,7 @@ def _table(title: str, columns: Iterable[str]) -> Table:
         title_style="bold",
         box=SIMPLE_HEAD,
         pad_edge=False,
-        padding=(0, 1, 0, 0),
+        padding=0,
     )
     for column in columns:
         text = column in TEXT_COLUMNS
