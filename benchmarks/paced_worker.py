@@ -42,7 +42,11 @@ class Worker(asyncio.Protocol):
             task.add_done_callback(self._tasks.discard)
 
     async def _answer(self, head: str, body: bytes) -> None:
-        path = head.split(" ", 2)[1]
+        method, _, rest = head.partition(" ")
+        path = rest.partition(" ")[0]
+        if method not in ("GET", "POST") or path == "*":  # a probe for HTTP/2
+            self._transport.close()
+            return
         if not body:
             self._reply(_about(path))
             return
