@@ -38,7 +38,8 @@ from alipes.instance.contract import (
 )
 
 CALL_ID_BYTES: Final = 16
-MAX_ATTEMPTS: Final = 4
+MAX_ATTEMPTS: Final = 6
+RETRY_SECONDS: Final = 0.05
 DECISIONS_KEPT: Final = 64
 
 
@@ -206,28 +207,35 @@ class Dispatcher:
             self._end(call, failure)
 
     def _retry_or_fail(self, call: LiveCall, failure: CallFailure) -> None:
+        """Place the call again unless the client has seen of it; where an instance was full,
+        only after a while, as the router learns of that with its next state."""
         if call.stage is Stage.STREAMING or call.attempts >= MAX_ATTEMPTS:
             self._end(call, failure)
             return
         self._metrics.replaced(call.instance)
-        self._release(call)
-        self._place(call)
+        call.stage, call.instance = Stage.QUEUED, ""
+        self.router.released(call.call_id, self._clock())
+        if failure.kind is FailureKind.OVERLOADED:
+            delay = RETRY_SECONDS * 2 ** (call.attempts - 1)
+            asyncio.get_running_loop().call_later(delay, self._place_again, call)
+        else:
+            self._place(call)
+
+    def _place_again(self, call: LiveCall) -> None:
+        if not call.done:
+            self._place(call)
+            self._settle()
 
     # --- placement ---
 
     def _place(self, call: LiveCall) -> None:
+        self._live.pop(call.call_id, None)
         call.call_id = os.urandom(CALL_ID_BYTES)
-        call.stage, call.instance = Stage.QUEUED, ""
         self._live[call.call_id] = call
         self._metrics.live_calls(len(self._live))
         request = call.request
-        shape = CallShape(
-            call_id=call.call_id,
-            model=request.model,
-            tenant=request.tenant,
-            prompt_tokens=len(request.tokens),
-            max_tokens=request.max_tokens,
-        )
+        prompt, output = len(request.tokens), request.max_tokens
+        shape = CallShape(call.call_id, request.model, request.tenant, prompt, output)
         self._apply(call, self.router.place(shape, self._clock()))
 
     def _apply(self, call: LiveCall, outcome: Placement | Wait | Reject) -> None:
@@ -273,14 +281,11 @@ class Dispatcher:
 
     # --- ends and wake-ups ---
 
-    def _release(self, call: LiveCall, completion_tokens: int | None = None) -> None:
-        self._live.pop(call.call_id, None)
-        self.router.released(call.call_id, self._clock(), completion_tokens)
-
     def _end(
         self, call: LiveCall, event: CallEvent | None = None, completion_tokens: int | None = None
     ) -> None:
-        self._release(call, completion_tokens)
+        self._live.pop(call.call_id, None)
+        self.router.released(call.call_id, self._clock(), completion_tokens)
         call.done = True
         self._metrics.live_calls(len(self._live))
         if event is not None:

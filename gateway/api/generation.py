@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
-from alipes.gateway.api.errors import from_failure
+from msgspec.structs import replace
+
+from alipes.gateway.api.errors import ApiError, from_failure
 from alipes.gateway.api.exchange import ClientGoneError
 from alipes.gateway.calls import (
     CallEvent,
@@ -29,7 +31,7 @@ from alipes.instance.contract import (
     TokenIds,
 )
 
-SEED_MASK = (1 << 63) - 1
+SEED_MASK: Final = (1 << 63) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +63,7 @@ class Job:
             tenant=tenant,
             tokens=tokens,
             max_tokens=min(self.max_tokens, self.text.context - len(tokens)),
-            sampling=Sampling(
-                **{
-                    **{name: getattr(sampling, name) for name in sampling.__struct_fields__},
-                    "seed": (sampling.seed + index) & SEED_MASK,
-                }
-            ),
+            sampling=replace(sampling, seed=(sampling.seed + index) & SEED_MASK),
             stop_ids=() if self.ignore_eos else tuple(self.text.stop_ids),
             forced=self.forced,
         )
@@ -167,7 +164,6 @@ class Generation:
         self.job = job
         self.inbox = Inbox()
         self.placement: Placement | None = None
-        self.placed_at = 0
         self.begun = False
         self._dispatcher = dispatcher
         self._record = record
@@ -175,6 +171,7 @@ class Generation:
         self._cached: dict[int, int] = {}
         self._calls: list[LiveCall] = []
         self._open = job.choices
+        self._broken: ApiError | ClientGoneError | None = None
         record.model = job.text.name
         record.prompt_tokens = self.usage.prompt
 
@@ -197,10 +194,19 @@ class Generation:
 
     async def step(self, timeout: float) -> list[Update]:
         """What is new, waiting up to ``timeout`` seconds; may be []. Raises ``ApiError`` when
-        the request fails and ``ClientGoneError`` when nobody listens any more."""
+        the request fails and ``ClientGoneError`` when nobody listens any more; what came before
+        that is returned first."""
+        if self._broken is not None:
+            raise self._broken
         updates: list[Update] = []
         for index, event in await self.inbox.take(timeout):
-            update = self._apply(index, event)
+            try:
+                update = self._apply(index, event)
+            except (ApiError, ClientGoneError) as error:
+                if not updates:
+                    raise
+                self._broken = error
+                break
             if update is not None:
                 updates.append(update)
         return updates
@@ -250,8 +256,6 @@ class Generation:
             self._record.begun = self._dispatcher.now()
 
     def _placed(self, placement: Placement) -> None:
-        if self.placement is None or not self.begun:
-            self.placement = placement
-            self._record.instance = placement.instance
-            self._record.reason = str(placement.reason)
-        self.placed_at = self.placed_at or self._dispatcher.now()
+        self.placement = placement
+        self._record.instance = placement.instance
+        self._record.reason = str(placement.reason)

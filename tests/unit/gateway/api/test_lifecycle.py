@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from alipes.gateway.config import Limits
+from alipes.gateway.dispatch import MAX_ATTEMPTS
 from alipes.instance.contract import Cancel, FailureClass, Submit
 
 CHAT = "/v1/chat/completions"
@@ -98,7 +99,7 @@ def test_a_call_without_a_token_moves_to_another_instance(staged: Staged, how: s
 def test_an_instance_that_always_refuses_is_not_asked_for_ever(staged: Staged) -> None:
     async def body(stage: Any) -> None:
         reply, task = stage.browser.open("POST", CHAT, _raw())
-        for attempt in range(1, 5):
+        for attempt in range(1, MAX_ATTEMPTS + 1):
             calls = await stage.fleet.submitted(attempt)
             stage.fleet.fail(*calls[-1], FailureClass.OVERLOADED, "waiting queue is full")
         await asyncio.wait_for(task, 5)
@@ -114,10 +115,10 @@ def test_a_stream_that_loses_its_instance_ends_with_an_error(staged: Staged) -> 
         ((instance, call),) = await stage.fleet.submitted()
         stage.fleet.start(instance, call)
         stage.fleet.say(instance, call, "ab")
-        await reply.until(lambda r: b'"content":"b"' in r.body)
         stage.dispatcher.lost(instance, "killed")
         await asyncio.wait_for(task, 5)
         assert reply.complete
+        assert b'"content":"b"' in reply.body
         last = reply.events()[-1]
         assert last["error"]["code"] == "instance_lost"
         assert instance in last["error"]["message"]
