@@ -9,60 +9,30 @@ import os
 import platform
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
+PACKAGES: Final = ("alipes", "torch", "transformers", "granian", "msgspec", "sglang-router")
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """``value`` is held against ``target``: at least it, or at most it where ``at_most``.
-    ``source`` says who claims it."""
+    """``name`` says what is claimed and who says so; ``target`` what ``value`` is held against."""
 
     name: str
     value: float
     unit: str
-    target: float
-    source: str
-    at_most: bool = False
-
-    @property
-    def holds(self) -> bool:
-        return self.value <= self.target if self.at_most else self.value >= self.target
+    target: str
+    holds: bool
 
 
-@dataclass(slots=True)
-class Report:
-    """Filled by a benchmark, then given to ``finish``."""
-
-    name: str
-    rows: list[Mapping[str, Any]] = field(default_factory=list)
-    claims: list[Claim] = field(default_factory=list)
-    notes: dict[str, Any] = field(default_factory=dict)
-
-    def as_json(self, packages: Sequence[str]) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "environment": environment(packages) | self.notes,
-            "rows": [dict(row) for row in self.rows],
-            "claims": [asdict(claim) | {"holds": claim.holds} for claim in self.claims],
-        }
-
-
-def environment(packages: Sequence[str]) -> dict[str, Any]:
-    """What a reader needs to judge the numbers."""
-    return {
-        "python": platform.python_version(),
-        "system": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu_name(),
-        "cores": len(os.sched_getaffinity(0)),
-        "load_1m": round(os.getloadavg()[0], 2),
-        "packages": {name: _version(name) for name in packages},
-    }
+def at_least(name: str, value: float, unit: str, target: float) -> Claim:
+    return Claim(name, value, unit, f">= {target:g}", value >= target)
 
 
 def arguments(description: str) -> argparse.ArgumentParser:
@@ -73,37 +43,60 @@ def arguments(description: str) -> argparse.ArgumentParser:
     return parser
 
 
-def finish(report: Report, json_path: Path | None, packages: Sequence[str] = ()) -> int:
-    """Print tables, write the JSON form, and return the exit status: 1 when a claim fails."""
+def environment() -> dict[str, Any]:
+    """What a reader needs to judge the numbers."""
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)),
+        "load_1m": round(os.getloadavg()[0], 2),
+        "packages": {name: _version(name) for name in PACKAGES},
+    }
+
+
+def write_report(
+    name: str,
+    rows: Sequence[Mapping[str, Any]],
+    claims: Sequence[Claim],
+    json_path: Path | None,
+    notes: Mapping[str, Any] | None = None,
+) -> int:
+    """Print tables, write the JSON form where asked to, and return the exit status: 1 when a
+    claim does not hold. ``notes`` are more facts about the environment."""
     console = Console(width=None if sys.stdout.isatty() else 110)
-    if report.rows:
-        console.print(_table(report.name, report.rows))
-    if report.claims:
-        console.print(_table("claims", [_claim_row(claim) for claim in report.claims]))
+    if rows:
+        console.print(_table(name, rows))
+    if claims:
+        console.print(_table("claims", [_claim_row(claim) for claim in claims]))
     if json_path is not None:
-        json_path.write_text(json.dumps(report.as_json(packages), indent=2) + "\n")
-    return 0 if all(claim.holds for claim in report.claims) else 1
+        report = {
+            "name": name,
+            "environment": environment() | dict(notes or {}),
+            "rows": [dict(row) for row in rows],
+            "claims": [asdict(claim) for claim in claims],
+        }
+        json_path.write_text(json.dumps(report, indent=2) + "\n")
+    return 0 if all(claim.holds for claim in claims) else 1
 
 
-def _claim_row(claim: Claim) -> dict[str, Any]:
+def _claim_row(claim: Claim) -> dict[str, str]:
     return {
         "claim": claim.name,
         "value": f"{claim.value:.4g} {claim.unit}",
-        "target": f"{'<=' if claim.at_most else '>='} {claim.target:g}",
+        "target": claim.target,
         "holds": "yes" if claim.holds else "NO",
-        "source": claim.source,
     }
 
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
     """One column for every key that occurs, in order of appearance."""
-    keys = list(dict.fromkeys(key for row in rows for key in row))
     table = Table(title=title, title_justify="left")
-    for key in keys:
+    for key in dict.fromkeys(key for row in rows for key in row):
         numeric = all(isinstance(row.get(key, 0), int | float) for row in rows)
         table.add_column(key, justify="right" if numeric else "left")
     for row in rows:
-        table.add_row(*(_cell(row.get(key, "")) for key in keys))
+        table.add_row(*(_cell(row.get(str(column.header), "")) for column in table.columns))
     return table
 
 
