@@ -54,7 +54,7 @@ def plan_round(demands: Sequence[Demand], targets: Targets, switch_share: float)
     to its bound, until switches take no more than ``switch_share`` of it, and decode has what is
     left over."""
     bound = targets.gamma * targets.ttft
-    switches = sum(d.switch for d in demands) if len(demands) > 1 else 0.0
+    switches = sum(d.switch for d in demands)
     steps = [d.decode_step for d in demands]
     wanted = sum(d.prefill for d in demands)
     least = sum(d.chunk for d in demands)
@@ -62,23 +62,33 @@ def plan_round(demands: Sequence[Demand], targets: Targets, switch_share: float)
     shortest = shortest_round(wanted + switches, steps, targets.tpot, bound)
     if shortest is not None:
         length = max(shortest, min(bound, switches / switch_share))
+        protected = _iterations(length, targets.tpot)
         prefill = [d.prefill for d in demands]
-        return _plan(demands, length, prefill, _iterations(length, targets.tpot), switches)
+        return _plan(demands, length, length - switches, prefill, protected)
 
     # The longest round that needs no more iterations than it has whole cadences.
-    length = max(math.floor(bound / targets.tpot), 1) * targets.tpot
-    length = min(length, bound)
+    length = min(bound, max(math.floor(bound / targets.tpot), 1) * targets.tpot)
     protected = _iterations(length, targets.tpot)
     room = length - switches - protected * sum(steps)
     if room >= least:
         part = (room - least) / (wanted - least) if wanted > least else 0.0
         prefill = [d.chunk + part * (d.prefill - d.chunk) for d in demands]
-        return _plan(demands, length, prefill, protected, switches)
+        return _plan(demands, length, length - switches, prefill, protected)
 
-    relaxed = protected * max(0.0, bound - switches - least) / max(protected * sum(steps), 1e-12)
-    protected = min(protected, max(1, math.floor(relaxed)))
-    length = switches + least + protected * sum(steps)
-    return _plan(demands, length, [d.chunk for d in demands], protected, switches, _blame(demands))
+    relaxed = max(0.0, bound - switches - least) / max(sum(steps), 1e-12)
+    protected = min(protected, max(1, math.floor(relaxed + 1e-9)))
+    inside = least + protected * sum(steps)
+    chunks = [d.chunk for d in demands]
+    return _plan(demands, switches + inside, inside, chunks, protected, _blame(demands))
+
+
+def within(share: Share, demand: Demand, seconds: float, due: int) -> Share:
+    """The share cut to ``seconds``, which is what the last slots of the other models leave of
+    the bound, with ``due`` iterations at least. Protected decode and a chunk are never cut."""
+    protected = max(share.protected, due)
+    decode = protected * demand.decode_step
+    prefill = min(share.prefill, max(demand.chunk, seconds - decode))
+    return Share(prefill, protected, max(prefill + decode, min(share.seconds, seconds)))
 
 
 def shortest_round(other: float, steps: Sequence[float], tpot: float, bound: float) -> float | None:
@@ -101,13 +111,14 @@ def _iterations(length: float, tpot: float) -> int:
 def _plan(
     demands: Sequence[Demand],
     length: float,
+    inside: float,
     prefill: Sequence[float],
     protected: int,
-    switches: float,
     at_risk: str | None = None,
 ) -> Plan:
+    """A plan of ``inside`` seconds for the slots."""
     steps = sum(d.decode_step for d in demands)
-    spare = max(0.0, length - switches - sum(prefill) - protected * steps)
+    spare = max(0.0, inside - sum(prefill) - protected * steps)
     shares = {}
     for demand, seconds in zip(demands, prefill, strict=True):
         # In proportion to the step time: every model gets as many further iterations.

@@ -68,7 +68,10 @@ class CallTable:
         order = place(now, call.priority, level, next(self._serials))
         sequence = Sequence.of(call, now, order)
         self._calls[call.call_id] = sequence
-        self.models[call.model].waiting.add(sequence)
+        state = self.models[call.model]
+        if not state.has_work:
+            state.since = now
+        state.waiting.add(sequence)
         return None
 
     def _refuse(self, call: Submit) -> Failed | None:

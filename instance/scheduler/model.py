@@ -15,7 +15,8 @@ from alipes.instance.scheduler.slot import Slot
 @dataclass(slots=True)
 class ModelState:
     """``resident`` calls hold device blocks, ``saved`` ones a copy on the host. ``turn`` is the
-    number of the model's last slot; the lowest is served next."""
+    number of the model's last slot; the lowest is served next. ``since`` (ns) is when that slot
+    opened, or when work came after it to a model that had none."""
 
     report: ModelReport
     profile: CostProfile
@@ -23,6 +24,7 @@ class ModelState:
     resident: dict[bytes, Sequence] = field(default_factory=dict)
     saved: dict[bytes, Sequence] = field(default_factory=dict)
     turn: int = 0
+    since: int = 0
 
     @property
     def name(self) -> str:
@@ -31,6 +33,11 @@ class ModelState:
     @property
     def has_work(self) -> bool:
         return bool(self.resident or self.saved or len(self.waiting))
+
+    @property
+    def decoding(self) -> bool:
+        """Whether calls of this model are between two tokens."""
+        return any(c.generated for calls in (self.resident, self.saved) for c in calls.values())
 
     def residents(self, state: CallState) -> list[Sequence]:
         """Resident calls in this state, the oldest first."""
@@ -47,9 +54,9 @@ class ModelState:
         )
 
     def demand(self, chunk: int, max_running: int, alone: bool, slot: Slot | None) -> Demand:
-        """What the model asks of a round; of the present one if ``slot`` is open, what it has
-        had of it included. With no other model to serve, P is one chunk: there is no switch to
-        spread, and longer stalls the running decode for nothing."""
+        """What the model asks of a round. If its ``slot`` is open, what it has had in it is
+        included. With no other model to serve, P is one chunk: there is
+        no switch to spread, and longer stalls the running decode for nothing."""
         tokens, positions, _ = self._prefill_work()
         wanted = least = 0.0
         if tokens:
@@ -63,7 +70,7 @@ class ModelState:
             decode_step=self._decode_step(max_running),
             prefill=least if alone else wanted,
             chunk=least,
-            switch=self.profile.activation,
+            switch=0.0 if alone else self.profile.activation,
         )
 
     def chunk_seconds(self, chunk: int) -> float:

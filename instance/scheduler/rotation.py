@@ -7,16 +7,17 @@ while another waits for one, which is what a round promises.
 from __future__ import annotations
 
 import itertools
+import math
 
 from alipes.instance.contract import InstanceSettings
-from alipes.instance.scheduler.budget import Plan, plan_round
+from alipes.instance.scheduler.budget import Plan, plan_round, within
 from alipes.instance.scheduler.model import ModelState
 from alipes.instance.scheduler.slot import NANOSECONDS, Slot
 from alipes.instance.scheduler.tally import Tally
 
 
 class Rotation:
-    """The present round: which models had their slot in it, and its plan."""
+    """The present round: which models have had their slot in it, and its plan."""
 
     def __init__(self, settings: InstanceSettings, tally: Tally) -> None:
         self.plan = Plan(0.0, {})
@@ -24,6 +25,7 @@ class Rotation:
         self._tally = tally
         self._served: set[str] = set()
         self._turns = itertools.count(1)
+        self._at_risk = False
 
     @property
     def alone(self) -> bool:
@@ -38,40 +40,61 @@ class Rotation:
             self._served.clear()
         if not self._served:
             self._tally.rounds += 1
+            self._at_risk = False
         return min(ready, key=lambda state: state.turn)
 
     def open(self, state: ModelState, ready: list[ModelState], now: int) -> Slot:
-        """Begin the model's slot with its share of a round of those that are ready."""
-        self._plan(ready, None)
-        if not self._served and self.plan.at_risk is not None:
-            self._tally.deadline_risk[self.plan.at_risk] += 1
+        """Begin the model's slot with its share of the round."""
+        waited = (now - state.since) / NANOSECONDS if state.decoding else 0.0
+        slot = Slot(state.name, now, due=math.ceil(waited / self._settings.targets.tpot))
         self._served.add(state.name)
         state.turn = next(self._turns)
-        slot = Slot(state.name, now, self.plan.shares[state.name], limit=None)
-        self.grant(slot, state)
+        state.since = now
+        self.replan(slot, state, ready)
         return slot
 
     def replan(self, slot: Slot, state: ModelState, ready: list[ModelState]) -> None:
-        """Plan the round anew, now that costs, calls or models are others."""
-        self._plan(ready, slot)
-        self.grant(slot, state)
-
-    def grant(self, slot: Slot, state: ModelState) -> None:
-        """Give the open slot its share of the plan, counted from its opening. Decode has no
-        limit while nothing else waits, or what waits cannot begin."""
-        share = self.plan.shares.get(slot.model)
-        if share is not None:
-            pending = not slot.stuck and state.prefill_pending()
-            slot.grant(share, bounded=pending or not self.alone)
-
-    def _plan(self, ready: list[ModelState], slot: Slot | None) -> None:
+        """Plan a round of the models that are ready, and give the open slot its share of it,
+        counted from its opening. Decode has no limit while nothing else waits, or what waits
+        cannot begin."""
+        if not state.has_work:
+            return
         settings = self._settings
         alone = len(ready) == 1
-        demands = []
-        for state in ready:
-            own = slot if slot is not None and slot.model == state.name else None
-            demands.append(state.demand(settings.prefill_chunk, settings.max_running, alone, own))
-        self.plan = plan_round(demands, settings.targets, settings.switch_share)
+        demands = {
+            other.name: other.demand(
+                settings.prefill_chunk,
+                settings.max_running,
+                alone,
+                slot if other is state else None,
+            )
+            for other in ready
+        }
+        self.plan = plan_round(tuple(demands.values()), settings.targets, settings.switch_share)
+        share, own = self.plan.shares[slot.model], demands[slot.model]
+        due = slot.due if self.plan.at_risk is None else 0
+        share = within(share, own, self._left(slot, state, ready), due)
+        self._watch()
+        pending = not slot.stuck and state.prefill_pending()
+        slot.grant(share, bounded=pending or not alone)
+
+    def _left(self, slot: Slot, state: ModelState, ready: list[ModelState]) -> float:
+        """Seconds that the slot may last so that the model to be served next is revisited, after
+        a switch, within the bound of Eq. 5. A round may begin with any model: what counts for
+        one is the slots of the others since its own."""
+        others = [other for other in ready if other is not state]
+        if not others:
+            return math.inf
+        following = min(others, key=lambda other: other.turn)
+        bound = self._settings.targets.gamma * self._settings.targets.ttft
+        passed = (slot.opened - following.since) / NANOSECONDS
+        return bound - passed - following.profile.activation
+
+    def _watch(self) -> None:
+        """Count a round that cannot keep the bounds, once."""
+        if self.plan.at_risk is not None and not self._at_risk:
+            self._at_risk = True
+            self._tally.deadline_risk[self.plan.at_risk] += 1
 
     def remaining(self, ready: list[ModelState], slot: Slot | None, now: int) -> float:
         """Predicted seconds until every model that is ready has had its slot."""

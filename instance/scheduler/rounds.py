@@ -146,7 +146,8 @@ class RoundScheduler:
             work = self._prefill(slot, active, now)
             if work is None:
                 self._phase = phases.move(self._phase, Phase.D1)
-                self._rotation.grant(slot, active.state)
+                if slot.stuck:
+                    self._rotation.replan(slot, active.state, self._calls.ready())
             return work
         run = self._decode(slot, active, now)
         if run is None and self._phase is Phase.D1:

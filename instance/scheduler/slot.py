@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from alipes.instance.scheduler.budget import Share
 
-NANOSECONDS = 1_000_000_000
+NANOSECONDS: Final = 1_000_000_000
+NOTHING: Final = Share(prefill=0.0, protected=0, seconds=0.0)
 
 
 @dataclass(slots=True)
 class Slot:
     """``limit`` (ns) is when decode beyond the protected ends; None while no other work waits.
     ``paid`` counts decode iterations against ``share.protected``. ``stuck`` tells that P could
-    begin nothing: there is no point in another P before a call ends."""
+    begin nothing: there is no point in another P before a call ends. ``due`` iterations are what
+    the time since the model's last slot asks for, however long that has really been."""
 
     model: str
     opened: int
-    share: Share
-    limit: int | None
+    due: int = 0
+    share: Share = NOTHING
+    limit: int | None = None
     prefill_spent: float = 0.0
     prefill_runs: int = 0
     paid: int = 0

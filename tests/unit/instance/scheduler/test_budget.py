@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alipes.instance.contract import Targets
-from alipes.instance.scheduler.budget import Demand, plan_round, shortest_round
+from alipes.instance.scheduler.budget import Demand, Share, plan_round, shortest_round, within
 
 TARGETS = Targets(ttft=10.0, tpot=0.5, gamma=0.8)
 BOUND = 8.0
@@ -91,13 +91,22 @@ def test_switches_beyond_the_bound_leave_one_iteration_and_one_chunk_each() -> N
     assert plan.length == pytest.approx(11.2)
 
 
-def test_one_model_alone_pays_no_switch() -> None:
-    plan = plan_round(
-        [demand("a", 0.025, prefill=0.6, chunk=0.6, switch=5.0)], TARGETS, switch_share=0.1
-    )
+def test_a_chunk_is_made_up_for_by_decode() -> None:
+    plan = plan_round([demand("a", 0.025, prefill=0.6, chunk=0.6)], TARGETS, switch_share=0.1)
     # 0.6 s of prefill are two cadences of 0.5 s: two iterations make up for them.
     assert plan.shares["a"].protected == 2
     assert plan.length == pytest.approx(0.65)
+
+
+def test_a_share_is_cut_to_what_others_left_of_the_bound() -> None:
+    own = demand("a", 0.1, prefill=3.0, chunk=0.5)
+    share = Share(prefill=3.0, protected=10, seconds=6.0)
+    assert within(share, own, math.inf, due=0) == share
+    assert within(share, own, 5.0, due=0) == Share(3.0, 10, 5.0)
+    assert within(share, own, 2.5, due=0) == Share(pytest.approx(1.5), 10, pytest.approx(2.5))
+    # Protected decode and a chunk stay, whatever that costs the others.
+    assert within(share, own, -1.0, due=0) == Share(0.5, 10, pytest.approx(1.5))
+    assert within(share, own, 5.0, due=25) == Share(pytest.approx(2.5), 25, pytest.approx(5.0))
 
 
 steps = st.floats(0.001, 0.7)
@@ -118,7 +127,7 @@ demands = st.lists(
 @given(demands)
 def test_every_plan_keeps_the_equations_or_names_a_model(made: list[Demand]) -> None:
     plan = plan_round(made, TARGETS, switch_share=0.1)
-    switches = sum(d.switch for d in made) if len(made) > 1 else 0.0
+    switches = sum(d.switch for d in made)
     slots = sum(share.seconds for share in plan.shares.values())
     # Eq. 3: the slots and switches are the round.
     assert slots + switches == pytest.approx(plan.length)

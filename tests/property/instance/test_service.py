@@ -1,0 +1,265 @@
+"""What the scheduler promises, measured on the simulated engine."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from alipes.instance.contract import FailureClass, Targets
+from alipes.instance.scheduler.work import Resume, Run, Switch
+
+from .simulated import BLOCK, Driver, report, settings_of, submission
+
+
+def driver_of(names: list[str], blocks: int = 400, **changes: object) -> Driver:
+    return Driver(settings_of(names, **changes), tuple(report(name, blocks) for name in names))
+
+
+def runs(driver: Driver, phase: str | None = None) -> list[Run]:
+    return [w for w in driver.works if isinstance(w, Run) and phase in (None, w.phase)]
+
+
+def test_the_token_cadence_holds_on_average() -> None:
+    driver = driver_of(["a", "b", "c"], host_bytes=10**6)
+    targets = driver.settings.targets
+    number = 0
+    for name in ("a", "b", "c"):
+        for _ in range(3):
+            number += 1
+            driver.submit(submission(number, name, [number] * 20, max_tokens=250))
+    # New prompts keep coming while the first nine calls decode.
+    while len(driver.works) < 400 and driver.live:
+        driver.turn()
+        if number < 60 and len(driver.works) % 5 == 0:
+            number += 1
+            driver.submit(submission(number, "abc"[number % 3], [7] * 30, max_tokens=3))
+    driver.drain()
+    for call in range(1, 10):
+        times = driver.token_times[call.to_bytes(16, "big")]
+        cadence = (times[-1] - times[0]) / 1e9 / (len(times) - 1)
+        assert cadence <= targets.tpot * 1.02
+    assert not driver.scheduler.snapshot(driver.engine.now).counters.deadline_risk
+
+
+def test_rounds_stay_within_their_bound() -> None:
+    driver = driver_of(["a", "b", "c"], host_bytes=10**6)
+    bound = driver.settings.targets.gamma * driver.settings.targets.ttft
+    for number in range(45):
+        driver.submit(submission(number, "abc"[number % 3], [number] * 60, max_tokens=40))
+    opened: dict[str, int] = {}
+    waits: list[float] = []
+    while True:
+        begin = driver.engine.now
+        work = driver.turn()
+        if work is None:
+            break
+        if isinstance(work, Switch):
+            if work.model in opened:
+                waits.append((begin - opened[work.model]) / 1e9)
+            opened[work.model] = begin
+    assert len(waits) > 5
+    # The first rounds run on priors; after them a model is back within the bound and a run.
+    assert max(waits[3:]) <= bound * 1.1
+
+
+def test_a_prompt_longer_than_a_round_is_computed_over_several_slots() -> None:
+    driver = driver_of(["a", "b"], targets=Targets(ttft=1.0, tpot=0.2, gamma=0.8), host_bytes=10**6)
+    for number in range(20):
+        driver.submit(submission(number, "b", [3, number] * 10, max_tokens=20))
+    driver.submit(submission(99, "a", [5] * 390, max_tokens=3))
+    driver.drain()
+    slots = 0
+    chunks = []
+    for work in driver.works:
+        if isinstance(work, Switch) and work.model == "a":
+            slots += 1
+        if isinstance(work, Run) and work.model == "a" and work.phase == "P":
+            chunks += work.chunks
+    assert sum(chunks) == 390
+    assert max(chunks) == driver.settings.prefill_chunk
+    assert slots >= 3
+    assert any(isinstance(work, Resume) for work in driver.works)
+    driver.check_idle()
+
+
+def test_an_arriving_prompt_is_interleaved_with_decode() -> None:
+    driver = driver_of(["a"], targets=Targets(ttft=4.0, tpot=0.04, gamma=0.8))
+    driver.submit(submission(1, "a", [1] * 8, max_tokens=100))
+    for _ in range(4):
+        driver.turn(steps=3)
+    driver.submit(submission(2, "a", [2] * 64, max_tokens=2))
+    driver.drain()
+    phases = [work.phase for work in runs(driver)]
+    first = phases.index("P", phases.index("P") + 1)
+    # Between any two chunks the running call gets the iterations that are owed for one.
+    prefills = [i for i, phase in enumerate(phases) if phase == "P" and i >= first]
+    assert len(prefills) == 4
+    for before, after in itertools.pairwise(prefills):
+        assert after - before > 1
+    assert not any(isinstance(work, Switch) for work in driver.works[1:])
+    times = driver.token_times[(1).to_bytes(16, "big")]
+    gaps = [(b - a) / 1e9 for a, b in itertools.pairwise(times)]
+    assert max(gaps) <= 0.01 + 16 * 0.002 + 0.02 + 0.002 + 1e-6
+
+
+def test_short_prompts_share_a_prefill_run() -> None:
+    driver = driver_of(["a"])
+    for number in range(4):
+        driver.submit(submission(number, "a", [number] * 4, max_tokens=2))
+    driver.drain()
+    assert [len(run.call_ids) for run in runs(driver, "P")] == [4]
+
+
+def test_a_slot_is_closed_as_soon_as_another_model_waits_and_decode_is_paid() -> None:
+    driver = driver_of(["a", "b"])
+    driver.submit(submission(1, "a", [1] * 8, max_tokens=300))
+    for _ in range(8):
+        driver.turn(steps=20)
+    begin = driver.engine.now
+    driver.submit(submission(2, "b", [1] * 8, max_tokens=1))
+    while (2).to_bytes(16, "big") not in driver.started:
+        driver.turn()
+    assert (driver.engine.now - begin) / 1e9 < 1.0
+    driver.drain()
+
+
+def test_a_known_prefix_is_not_computed_again() -> None:
+    driver = driver_of(["a"])
+    prompt = [1, 2, 3, 4, 5, 6, 7, 8]
+    driver.submit(submission(1, "a", prompt, max_tokens=5))
+    driver.drain()
+    said = driver.tokens[(1).to_bytes(16, "big")]
+    # The whole prompt again: its last block is left, as something must be computed.
+    driver.submit(submission(2, "a", prompt, max_tokens=1))
+    # Its continuation: what the first call generated is known too, except its last token.
+    driver.submit(submission(3, "a", [*prompt, *said, 9], max_tokens=1))
+    driver.drain()
+    assert driver.started[(2).to_bytes(16, "big")].cached_tokens == BLOCK
+    assert driver.started[(3).to_bytes(16, "big")].cached_tokens == 3 * BLOCK
+
+
+def test_a_switch_makes_the_prefix_unknown() -> None:
+    driver = driver_of(["a", "b"])
+    driver.submit(submission(1, "a", [1] * 12, max_tokens=1))
+    driver.drain()
+    assert driver.stored["a"]
+    driver.submit(submission(2, "b", [1] * 12, max_tokens=1))
+    driver.drain()
+    assert not driver.stored["a"]
+    driver.submit(submission(3, "a", [1] * 12, max_tokens=1))
+    driver.drain()
+    assert driver.started[(3).to_bytes(16, "big")].cached_tokens == 0
+
+
+def test_the_newest_gives_way_when_blocks_run_out() -> None:
+    driver = driver_of(["a"], blocks=16)
+    old = submission(1, "a", [1] * 20, max_tokens=40)
+    new = submission(2, "a", [2] * 20, max_tokens=40)
+    driver.submit(old)
+    driver.submit(new)
+    driver.drain()
+    assert list(driver.finished) == [old.call_id, new.call_id]
+    assert driver.scheduler.snapshot(0).counters.preempted >= 1
+
+
+def test_two_prompts_that_fit_only_one_by_one_both_finish() -> None:
+    driver = driver_of(["a"], blocks=16, prefill_chunk=8)
+    for number in (1, 2, 3):
+        driver.submit(submission(number, "a", [number] * 50, max_tokens=10))
+    driver.drain()
+    assert len(driver.finished) == 3
+
+
+def test_without_host_bytes_calls_are_recomputed() -> None:
+    driver = driver_of(["a", "b"], host_bytes=0)
+    for number, name in enumerate("abab"):
+        driver.submit(submission(number, name, [number] * 40, max_tokens=120))
+    driver.drain()
+    assert len(driver.finished) == 4
+    assert not any(w.save for w in driver.works if isinstance(w, Switch))
+    assert driver.scheduler.snapshot(0).counters.preempted > 0
+
+
+def test_forced_tokens_replace_the_draw() -> None:
+    driver = driver_of(["a"], allow_forced_tokens=True)
+    call = submission(1, "a", [1] * 6, max_tokens=4)
+    forced = type(call)(
+        call.call_id, "a", call.root, call.tokens, 4, forced=b"\x09\0\0\0\x08\0\0\0"
+    )
+    driver.scheduler.submit(forced, 0)
+    tokens: list[int] = []
+    while (work := driver.scheduler.next(driver.engine.now)) is not None:
+        if isinstance(work, Switch):
+            switch = driver.engine.activate(work.model)
+            driver.scheduler.switched(work, switch, 0.0, driver.engine.now)
+        elif isinstance(work, Run):
+            sampled = driver.engine.step(driver.scheduler.rows(work))
+            progress = driver.scheduler.stepped(work, sampled, 0.01, driver.engine.now)
+            tokens += [drawn.token for drawn in progress.drawn]
+    assert tokens[:2] == [9, 8]
+    assert len(tokens) == 4
+
+
+def test_a_full_queue_and_a_draining_instance_refuse() -> None:
+    driver = driver_of(["a", "b"], max_waiting=2)
+    for number, name in ((1, "a"), (2, "b")):
+        assert driver.submit(submission(number, name, [1])) is None
+    failed = driver.submit(submission(3, "a", [1]))
+    assert failed is not None
+    assert failed.failure is FailureClass.OVERLOADED
+    again = driver.scheduler.submit(submission(1, "a", [1]), 0)
+    assert again is not None
+    assert again.field == "call_id"
+    driver.scheduler.drain()
+    failed = driver.submit(submission(4, "a", [1]))
+    assert failed is not None
+    assert failed.failure is FailureClass.GONE
+    driver.drain()
+    assert len(driver.finished) == 2
+    assert driver.scheduler.snapshot(0).draining
+
+
+def test_an_infeasible_set_is_said_and_still_served() -> None:
+    driver = driver_of(["a", "b"])
+    driver.engine.costs.step = 0.3
+    for number in range(8):
+        driver.submit(submission(number, "ab"[number % 2], [1] * 8, max_tokens=60))
+    driver.drain()
+    assert len(driver.finished) == 8
+    assert sum(driver.scheduler.snapshot(0).counters.deadline_risk.values()) > 0
+
+
+@pytest.mark.parametrize("when", range(12))
+def test_a_cancel_frees_everything_whatever_the_state(when: int) -> None:
+    driver = driver_of(["a", "b"])
+    for number in range(6):
+        driver.submit(submission(number, "ab"[number % 2], [number] * 40, max_tokens=200))
+    for _ in range(when * 3):
+        driver.turn(steps=2)
+    for call_id in list(driver.live):
+        driver.cancel(call_id)
+    driver.drain()
+    driver.check_idle()
+    assert not driver.scheduler.cancel(bytes(16), 0)
+
+
+def test_a_snapshot_tells_the_work() -> None:
+    driver = driver_of(["a", "b"])
+    driver.submit(submission(1, "a", [1] * 40, max_tokens=10))
+    driver.submit(submission(2, "b", [1] * 30, max_tokens=10))
+    before = driver.scheduler.snapshot(0)
+    assert (before.phase, before.active_model, before.last_call[-1]) == ("idle", "", 2)
+    assert before.loads["a"].waiting == 1
+    assert before.loads["a"].waiting_tokens == 40
+    driver.turn()
+    driver.turn()
+    shot = driver.scheduler.snapshot(driver.engine.now)
+    assert shot.version == before.version + 2 + 1
+    assert (shot.phase, shot.active_model) == ("P", "a")
+    assert shot.loads["a"].running == 1
+    assert shot.loads["a"].waiting_tokens == 40 - 16
+    assert shot.loads["a"].remaining_tokens == 10
+    assert shot.round_length > 0
+    assert shot.round_remaining > 0
+    assert shot.occupancy.held == 4
