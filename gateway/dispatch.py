@@ -104,7 +104,7 @@ class Dispatcher:
         """Place the call or queue it; its events go to ``inbox`` under ``index``."""
         call = LiveCall(request, index, inbox)
         self._place(call)
-        self._settle()
+        self.tick()
         return call
 
     def cancel(self, call: LiveCall) -> None:
@@ -114,7 +114,7 @@ class Dispatcher:
         if call.instance:
             self._send(call.instance, Cancel(call.call_id))
         self._end(call)
-        self._settle()
+        self.tick()
 
     def drain(self, instance: str) -> bool:
         """Let the instance finish what it has; False if it is not connected."""
@@ -141,11 +141,11 @@ class Dispatcher:
         self._metrics.instance_up(hello.name, True)
         self.router.connected(hello, self._clock())
         self._lose_calls(hello.name, "it connected anew")
-        self._settle()
+        self.tick()
 
     def beat(self, name: str) -> None:
         self.router.beat(name, self._clock())
-        self._settle()
+        self.tick()
 
     def message(self, name: str, body: FromInstance) -> None:
         if isinstance(body, Tokens):
@@ -161,7 +161,7 @@ class Dispatcher:
             self._finished(body)
         elif isinstance(body, Failed):
             self._failed(body)
-        self._settle()
+        self.tick()
 
     def lost(self, name: str, reason: str) -> None:
         self._hellos.pop(name, None)
@@ -169,7 +169,7 @@ class Dispatcher:
         self._metrics.instance_up(name, False)
         self.router.disconnected(name, self._clock())
         self._lose_calls(name, reason)
-        self._settle()
+        self.tick()
 
     def _lose_calls(self, name: str, reason: str) -> None:
         failure = CallFailure(FailureKind.LOST, f"instance {name} was lost: {reason}")
@@ -224,7 +224,7 @@ class Dispatcher:
     def _place_again(self, call: LiveCall) -> None:
         if not call.done:
             self._place(call)
-            self._settle()
+            self.tick()
 
     # --- placement ---
 
@@ -291,7 +291,7 @@ class Dispatcher:
         if event is not None:
             call.inbox.post(call.index, event)
 
-    def _settle(self) -> None:
+    def tick(self) -> None:
         """Send what can go now and arrange to be woken for the rest."""
         for outcome in self.router.retry(self._clock()):
             call = self._live.get(outcome.call_id)
@@ -303,7 +303,7 @@ class Dispatcher:
         wakeup = self.router.next_wakeup(self._clock())
         if wakeup is not None:
             delay = max(0.0, (wakeup - self._clock()) / 1e9)
-            self._timer = asyncio.get_running_loop().call_later(delay, self._settle)
+            self._timer = asyncio.get_running_loop().call_later(delay, self.tick)
 
 
 _KINDS: Final = {

@@ -1,0 +1,252 @@
+"""The dispatcher against an obvious model: who holds which call, and what its client heard."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+)
+
+from alipes.gateway.calls import CallFailure, CallRequest, Inbox
+from alipes.gateway.dispatch import Dispatcher, LiveCall
+from alipes.gateway.routing.decision import RouterSettings
+from alipes.gateway.routing.router import Router
+from alipes.gateway.telemetry.metrics import Metrics
+from alipes.instance.contract import (
+    PROTOCOL,
+    Cancel,
+    Counters,
+    Drawn,
+    Estimate,
+    Failed,
+    FailureClass,
+    Finished,
+    FinishReason,
+    Hello,
+    Load,
+    ModelReport,
+    Occupancy,
+    Pool,
+    Sampling,
+    Snapshot,
+    Started,
+    Submit,
+    Targets,
+    ToInstance,
+    Tokens,
+)
+
+NAMES = ("one", "two")
+QUEUE_SECONDS = 3.0
+MAX_WAITING = 2
+names = st.sampled_from(NAMES)
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop whose time only moves when the test moves it."""
+
+    seconds = 1.0
+
+    def time(self) -> float:
+        return self.seconds
+
+
+class DispatchMachine(RuleBasedStateMachine):
+    @initialize()
+    def begin(self) -> None:
+        self.loop = VirtualLoop()
+        self.held: dict[str, list[Submit]] = {}
+        self.silent: set[bytes] = set()
+        self.calls: list[tuple[LiveCall, Inbox, list[Any]]] = []
+        self.cancelled: set[int] = set()
+        self.version = 0
+        known = {"m": frozenset(NAMES)}
+        self.router = Router(known, RouterSettings(queue_depth=3, queue_timeout=QUEUE_SECONDS))
+        metrics = Metrics(known, NAMES)
+        clock = lambda: int(self.loop.seconds * 1e9)  # noqa: E731
+        self.dispatcher = Dispatcher(self.router, self._send, clock, metrics)
+
+    def teardown(self) -> None:
+        if hasattr(self, "dispatcher"):
+            self._finish_everything()
+            self.dispatcher.close()
+            self.loop.close()
+
+    # --- the instances, as the dispatcher's messages make them ---
+
+    def _send(self, instance: str, message: ToInstance) -> bool:
+        if instance not in self.held:
+            return False
+        if isinstance(message, Submit):
+            self.held[instance].append(message)
+            self.silent.add(message.call_id)
+        elif isinstance(message, Cancel):
+            self.held[instance] = [
+                call for call in self.held[instance] if call.call_id != message.call_id
+            ]
+        return True
+
+    def _in_loop(self, action: Callable[[], Any]) -> Any:
+        async def inside() -> Any:
+            result = action()
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            return result
+
+        return self.loop.run_until_complete(inside())
+
+    def _report(self, name: str) -> None:
+        self.version += 1
+        load = Load(waiting=0, running=len(self.held[name]))
+        snapshot = Snapshot(
+            version=self.version,
+            active_model="m",
+            phase="idle",
+            round_remaining=0.0,
+            round_length=0.0,
+            draining=False,
+            loads={"m": load},
+            estimates={"m": Estimate(0.01, 1e-5, 0.0, 0.001, 0.0, 0.0, 0.1, 1)},
+            occupancy=Occupancy(100, 100, 0, 0, 0, 0),
+            counters=Counters(),
+            last_call=self.held[name][-1].call_id if self.held[name] else b"",
+        )
+        self.dispatcher.message(name, snapshot)
+
+    def _connect(self, name: str) -> None:
+        self.held[name] = []
+        hello = Hello(
+            protocol=PROTOCOL,
+            name=name,
+            incarnation="i",
+            pool=Pool.HOT,
+            engine="fake",
+            device="cpu",
+            block_tokens=64,
+            max_running=1,
+            max_waiting=MAX_WAITING,
+            prefill_chunk=512,
+            targets=Targets(),
+            models=(ModelReport("m", "f", 2000, 100, 1, 1, 100),),
+            pid=1,
+        )
+        self.dispatcher.connected(hello)
+        self._report(name)
+
+    # --- what can happen ---
+
+    @rule(name=names)
+    def connect(self, name: str) -> None:
+        """Also anew, without a loss seen before."""
+        self._in_loop(lambda: self._connect(name))
+
+    @rule(name=names)
+    def lose(self, name: str) -> None:
+        if name in self.held:
+            del self.held[name]
+            self._in_loop(lambda: self.dispatcher.lost(name, "killed"))
+
+    @rule(name=names)
+    def report(self, name: str) -> None:
+        if name in self.held:
+            self._in_loop(lambda: self._report(name))
+
+    @precondition(lambda self: len(self.calls) < 12)
+    @rule()
+    def submit(self) -> None:
+        inbox = Inbox()
+        request = CallRequest("m", "", np.zeros(5, np.int32), 10, Sampling())
+        call = self._in_loop(lambda: self.dispatcher.submit(request, 0, inbox))
+        self.calls.append((call, inbox, []))
+
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        if self.calls:
+            index = data.draw(st.integers(0, len(self.calls) - 1))
+            if not self.calls[index][0].done:
+                self.cancelled.add(index)
+            self._in_loop(lambda: self.dispatcher.cancel(self.calls[index][0]))
+
+    @rule(name=names, tokens=st.integers(0, 2), data=st.data())
+    def work(self, name: str, tokens: int, data: st.DataObject) -> None:
+        """An instance begins, draws, and perhaps ends one of its calls."""
+        if not self.held.get(name):
+            return
+        call = data.draw(st.sampled_from(self.held[name]))
+        ends: list[Any] = [None, self._finished(call)]
+        ends += [Failed(call.call_id, kind, "no") for kind in FailureClass]
+        end = data.draw(st.sampled_from(ends))
+
+        def play() -> None:
+            if call.call_id in self.silent:
+                self.silent.discard(call.call_id)
+                self.dispatcher.message(name, Started(call.call_id, 0, 0.0))
+            for _ in range(tokens):
+                self.dispatcher.message(name, Tokens("m", (Drawn(call.call_id, 1),)))
+            if end is not None:
+                self.held[name].remove(call)
+                self.dispatcher.message(name, end)
+
+        self._in_loop(play)
+
+    @rule(seconds=st.sampled_from([0.06, 0.5, 2.0, 4.0]))
+    def wait(self, seconds: float) -> None:
+        self.loop.seconds += seconds
+        self._in_loop(lambda: None)
+
+    # --- what must hold ---
+
+    @invariant()
+    def instances_hold_what_is_placed(self) -> None:
+        if not hasattr(self, "dispatcher"):
+            return
+        held = {call.call_id for calls in self.held.values() for call in calls}
+        placed = {call.call_id for call, _, _ in self.calls if not call.done and call.instance}
+        assert held == placed
+        live = sum(not call.done for call, _, _ in self.calls)
+        assert self.dispatcher.live_calls == live
+        status = self.router.status(self.dispatcher.now())
+        assert sum(instance.placed for instance in status.instances) == len(held)
+
+    @invariant()
+    def a_call_ends_once_and_then_is_silent(self) -> None:
+        if not hasattr(self, "dispatcher"):
+            return
+        for index, (call, inbox, seen) in enumerate(self.calls):
+            seen += [event for _, event in self.loop.run_until_complete(inbox.take(0))]
+            ends = [i for i, event in enumerate(seen) if isinstance(event, Finished | CallFailure)]
+            if not call.done or index in self.cancelled:
+                assert not ends
+            else:
+                assert ends == [len(seen) - 1]
+
+    def _finished(self, call: Submit) -> Finished:
+        return Finished(call.call_id, FinishReason.STOP, None, 5, 0, 1, 0.0, 0.0, 0.0)
+
+    def _finish_everything(self) -> None:
+        """Every call ends when instances answer and time goes on."""
+        for _ in range(8):
+            self.loop.seconds += QUEUE_SECONDS + 1
+            self._in_loop(lambda: None)
+            for name in list(self.held):
+                for call in list(self.held[name]):
+                    self.held[name].remove(call)
+                    end = self._finished(call)
+                    self._in_loop(lambda n=name, e=end: self.dispatcher.message(n, e))
+        assert all(call.done for call, _, _ in self.calls)
+        assert self.dispatcher.live_calls == 0
+        assert not self.router.status(self.dispatcher.now()).queued.get("m", 0)
+
+
+TestDispatch = DispatchMachine.TestCase
+TestDispatch.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
