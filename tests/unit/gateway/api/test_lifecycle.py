@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from alipes.gateway.config import Limits
-from alipes.gateway.dispatch import MAX_ATTEMPTS
+from alipes.gateway.dispatch import MAX_ATTEMPTS, RETRY_SECONDS
 from alipes.instance.contract import Cancel, FailureClass, Submit
 
 CHAT = "/v1/chat/completions"
@@ -92,6 +92,19 @@ def test_a_call_without_a_token_moves_to_another_instance(staged: Staged, how: s
         events = reply.events()
         text = "".join(e["choices"][0]["delta"].get("content") or "" for e in events[:-1])
         assert text == "real"
+
+    staged(body)
+
+
+def test_a_client_that_leaves_between_two_attempts_is_forgotten(staged: Staged) -> None:
+    async def body(stage: Any) -> None:
+        _, task = stage.browser.open("POST", CHAT, _raw())
+        ((instance, call),) = await stage.fleet.submitted()
+        stage.fleet.fail(instance, call, FailureClass.OVERLOADED)
+        stage.browser.leave.set()
+        await asyncio.wait_for(task, 5)
+        await asyncio.sleep(2 * RETRY_SECONDS)
+        assert len(stage.fleet.of(Submit)) == 1
 
     staged(body)
 
