@@ -201,4 +201,3 @@ class EngineLoop:
                     self._emit(refused)
         for failed in self._scheduler.abandon(failure, reason):
             self._emit(failed)
-        self._tell_snapshot(self._clock())

@@ -105,6 +105,12 @@ class CallTable:
         self._tally.failed += 1
         return Failed(call.call.call_id, failure, reason)
 
+    def abandon(self, failure: FailureClass, reason: str) -> tuple[Failed, ...]:
+        """Forget every call at once, without freeing anything."""
+        failed = tuple(Failed(call_id, failure, reason) for call_id in self._calls)
+        self._calls.clear()
+        return failed
+
     def save(self, active: ActiveModel) -> tuple[SavedCall, ...]:
         """Ready the active model's calls for a switch; those that find host room are saved."""
         saved = []

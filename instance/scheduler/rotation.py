@@ -73,8 +73,10 @@ class Rotation:
         self.plan = plan_round(tuple(demands.values()), settings.targets, settings.switch_share)
         share, own = self.plan.shares[slot.model], demands[slot.model]
         due = slot.due if self.plan.at_risk is None else 0
-        share = within(share, own, self._left(slot, state, ready), due)
-        self._watch()
+        left = self._left(slot, state, ready)
+        share = within(share, own, left, due)
+        overrun = own.chunk + share.protected * own.decode_step > left
+        self._watch(self.plan.at_risk or (slot.model if overrun else None))
         pending = not slot.stuck and state.prefill_pending()
         slot.grant(share, bounded=pending or not alone)
 
@@ -90,11 +92,11 @@ class Rotation:
         passed = (slot.opened - following.since) / NANOSECONDS
         return bound - passed - following.profile.activation
 
-    def _watch(self) -> None:
+    def _watch(self, at_risk: str | None) -> None:
         """Count a round that cannot keep the bounds, once."""
-        if self.plan.at_risk is not None and not self._at_risk:
+        if at_risk is not None and not self._at_risk:
             self._at_risk = True
-            self._tally.deadline_risk[self.plan.at_risk] += 1
+            self._tally.deadline_risk[at_risk] += 1
 
     def remaining(self, ready: list[ModelState], slot: Slot | None, now: int) -> float:
         """Predicted seconds until every model that is ready has had its slot."""

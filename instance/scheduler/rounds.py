@@ -84,8 +84,9 @@ class RoundScheduler:
         return Progress(removed=removed, failed=failed, over=True)
 
     def abandon(self, failure: FailureClass, reason: str) -> tuple[Failed, ...]:
-        """End every call; the device is not to be used after this."""
-        return self._fail(self._calls.all(), failure, reason)
+        """Every call's last message, in whatever state a defect left the rest; nothing may be
+        asked of the scheduler after this."""
+        return self._calls.abandon(failure, reason)
 
     def _fail(
         self, calls: list[Sequence], failure: FailureClass, reason: str
@@ -248,7 +249,7 @@ class RoundScheduler:
         outcome = take(run, calls, sampled, active.space, now)
         # Growing may have evicted, publishing comes after it, and only then do blocks go back.
         removed = active.space.take_removed()
-        stored = [event for call in calls for event in active.space.publish(call)]
+        stored = active.space.publish_all(calls)
         for call, _ in outcome.ended:
             self._calls.end(call, active)
         if outcome.ended:
@@ -257,7 +258,7 @@ class RoundScheduler:
         late = slot.limit is not None and now >= slot.limit and slot.owed == 0
         return Progress(
             removed=removed,
-            stored=tuple(stored),
+            stored=stored,
             drawn=tuple(outcome.drawn),
             finished=tuple(finished(call, reason, now) for call, reason in outcome.ended),
             over=outcome.short or late or bool(outcome.ended) or not decoding,

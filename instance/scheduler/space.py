@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from alipes.instance.contract import BlocksRemoved, BlocksStored, ModelReport
 from alipes.instance.memory.blocks import BlockPool
 from alipes.instance.memory.prefix import PrefixIndex, matchable_blocks
@@ -60,6 +62,15 @@ class KvSpace:
             self.pool.publish(block)
         call.published = full
         return events
+
+    def publish_all(self, calls: Iterable[Sequence]) -> tuple[BlocksStored, ...]:
+        size = self.block_tokens
+        return tuple(
+            event
+            for call in calls
+            if call.computed >= (call.published + 1) * size
+            for event in self.publish(call)
+        )
 
     def release(self, call: Sequence) -> None:
         """Take the call's blocks back; published ones stay for others to share."""

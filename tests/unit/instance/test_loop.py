@@ -94,12 +94,15 @@ class Bench:
         self.scheduler = RoundScheduler(settings, self.engine.reports)
         self.told: list[FromInstance] = []
         self.open: set[bytes] = set()
+        self.has_looked = threading.Event()
         self.loop = EngineLoop(self.engine, self.scheduler, self._emit, self.engine.clock)
 
     def _emit(self, message: FromInstance) -> None:
         self.told.append(message)
         if isinstance(message, Finished | Failed):
             self.open.discard(message.call_id)
+        if isinstance(message, Snapshot):
+            self.has_looked.set()
             if not self.open:
                 self.loop.post(Stop())
 
@@ -300,7 +303,9 @@ def test_draining_finishes_what_is_here() -> None:
 def test_an_idle_loop_is_woken_from_another_thread() -> None:
     bench = Bench("a")
     thread = threading.Thread(target=bench.loop.run)
+    bench.open.add((1).to_bytes(16, "big"))
     thread.start()
+    assert bench.has_looked.wait(timeout=20)
     call = bench.submit(1, "a")
     thread.join(timeout=20)
     assert not thread.is_alive()
