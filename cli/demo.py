@@ -51,7 +51,7 @@ def _demo() -> None:
     file.unlink(missing_ok=True)
     _step("alipes init: a cluster file with one hot and one cold instance")
     _alipes("init")
-    port = _choose_port(file)
+    port = choose_port(file)
     _step("alipes models prepare: SmolLM2 is converted once, the random models are drawn")
     _alipes("models", "prepare", "-c", file.name)
     _step(f"alipes serve: gateway and instances, on port {port}")
@@ -74,7 +74,7 @@ def _alipes(*arguments: str) -> None:
         raise DemoError(f"`alipes {' '.join(arguments)}` failed; see above")
 
 
-def _choose_port(file: Path) -> int:
+def choose_port(file: Path) -> int:
     """The usual port, or a free one, written into the file, where the usual one is taken."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

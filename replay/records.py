@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import IO
 
 import msgspec
 
@@ -45,21 +44,16 @@ class PlannedTotals(msgspec.Struct, frozen=True):
 
 
 class Recorder:
-    """Keeps every record and appends it to ``file`` as one flushed line: whatever ends the run,
-    the file holds whole lines only."""
+    """Keeps every record and appends it to the file at ``path`` as one unbuffered line:
+    whatever ends the run, the file holds whole lines only. What the file held is dropped."""
 
-    def __init__(self, path: Path | None) -> None:
+    def __init__(self, path: Path) -> None:
         self.records: list[CallRecord] = []
-        self._file: IO[bytes] | None = None
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("wb", buffering=0)
+        self._file = path.open("wb", buffering=0)
 
     def add(self, record: CallRecord) -> None:
         self.records.append(record)
-        if self._file is not None:
-            self._file.write(msgspec.json.encode(record) + b"\n")
+        self._file.write(msgspec.json.encode(record) + b"\n")
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+        self._file.close()
