@@ -21,7 +21,7 @@ from typing import Any
 import httpload
 import msgspec
 import numpy as np
-from common import Claim, write_report
+from common import Claim, arguments, write_report
 from gateway_stacks import DirectLink, alipes, long_context_folder, sglang_router, worker
 
 CHAT = "/v1/chat/completions"
@@ -43,9 +43,7 @@ def main() -> int:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="fewer repetitions, under 60 s")
-    parser.add_argument("--json", type=Path, help="write the report here as JSON")
+    parser = arguments(__doc__ or "")
     parser.add_argument(
         "--router-python",
         default=os.environ.get("ALIPES_SGLANG_ROUTER_PYTHON", ""),
@@ -74,7 +72,7 @@ async def measure(options: argparse.Namespace, work: Path) -> tuple[list[Row], l
         print("sglang-router: skipped; name a Python that has it with --router-python")
         return rows, claims
     peer = await _peer(options.router_python, work, repeats, seconds)
-    return rows + peer, claims + _beside(rows, peer)
+    return _with_peer(rows, peer) + peer, claims + _beside(rows, peer)
 
 
 # --- ours --------------------------------------------------------------------------------------
@@ -140,6 +138,22 @@ async def _peer(python: str, work: Path, repeats: int, seconds: float) -> list[R
                 rate = await _rate(port, size, stream, seconds)
                 rows.append(_throughput("sglang-router", size, stream, rate))
     return rows
+
+
+def _with_peer(ours: Sequence[Row], peer: Sequence[Row]) -> list[Row]:
+    """Our rows with the ratio of our value to the peer's, where it has one."""
+
+    def key(row: Row) -> tuple[str, str, str]:
+        return row["what"], row["body"], row["mode"]
+
+    theirs = {key(row): row for row in peer}
+    shown = []
+    for row in ours:
+        other = theirs.get(key(row))
+        name = "rate" if "rate" in row else "p50_ms"
+        ratio = round(row[name] / other[name], 3) if other and other[name] else ""
+        shown.append(row | {"to_peer": ratio})
+    return shown
 
 
 def _beside(ours: Sequence[Row], peer: Sequence[Row]) -> list[Claim]:

@@ -39,7 +39,7 @@ class Exchange:
         self.headers = Headers(scope=scope)
         self.path_params: dict[str, Any] = scope.get("path_params", {})
         self.dialect = dialect
-        self.request_id = _request_id(self.headers.get("x-request-id"))
+        self.request_id = request_id_of(self.headers)
         self.record = CallRecord(self.request_id, route, now)
         self.started = False
         self.complete = False
@@ -165,7 +165,7 @@ def _too_large(limit: int) -> ApiError:
     )
 
 
-def _request_id(sent: str | None) -> str:
-    if sent is not None and _REQUEST_ID.fullmatch(sent):
-        return sent
-    return f"req_{uuid.uuid4().hex}"
+def request_id_of(headers: Headers) -> str:
+    """The client's ``x-request-id`` where it is short and plain, else a new one."""
+    sent = headers.get("x-request-id", "")
+    return sent if _REQUEST_ID.fullmatch(sent) else f"req_{uuid.uuid4().hex}"

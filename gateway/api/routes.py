@@ -12,6 +12,7 @@ from starlette.routing import Route
 from alipes.gateway.api import admin, tokens
 from alipes.gateway.api.anthropic.messages import count_tokens, messages
 from alipes.gateway.api.errors import ANTHROPIC, OPENAI, ApiError, Dialect, ErrorClass
+from alipes.gateway.api.exchange import request_id_of
 from alipes.gateway.api.keys import Keyring
 from alipes.gateway.api.openai.chat import chat_completions
 from alipes.gateway.api.openai.completions import completions
@@ -76,4 +77,5 @@ def _refusal(request: Request, status: int, message: str) -> Response:
     dialect = ANTHROPIC if request.url.path.startswith("/v1/messages") else OPENAI
     kind = ErrorClass.NOT_FOUND if status == 404 else ErrorClass.INVALID
     error = ApiError(status, kind, message)
-    return JSONResponse(dialect.body(error, ""), status_code=status)
+    request_id = request_id_of(request.headers)
+    return JSONResponse(dialect.body(error, request_id), status, {"x-request-id": request_id})

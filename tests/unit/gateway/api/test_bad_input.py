@@ -134,7 +134,8 @@ def test_unknown_paths_and_methods_get_json(staged: Staged) -> None:
     async def body(stage: Any) -> None:
         reply = await stage.browser.get("/v2/nothing")
         assert (reply.status, reply.json()["error"]["type"]) == (404, "invalid_request_error")
-        reply = await stage.browser.get("/v1/messages")
+        reply = await stage.browser.get("/v1/messages", {"x-request-id": "mine"})
+        assert reply.headers["x-request-id"] == "mine"
         assert (reply.status, reply.json()["type"]) == (405, "error")
 
     staged(body)
