@@ -173,7 +173,6 @@ class DirectLink:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        self._fleet.stop_instances()
         await self._launcher.stop()
         await self._fleet.stop()
 

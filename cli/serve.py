@@ -53,7 +53,7 @@ def launch_specs(cluster: Cluster, config: Path) -> tuple[LaunchSpec, ...]:
 
 
 def _argv(name: str, cluster: Cluster, config: Path, threads: int) -> tuple[str, ...]:
-    command = (sys.executable, "-m", "alipes.cli.main", "instance", name)
+    command = (sys.executable, "-P", "-m", "alipes.cli.main", "instance", name)
     options = ("--endpoint", cluster.gateway.endpoint, "--threads", str(threads))
     return (*command, "-c", str(config.absolute()), *options)
 

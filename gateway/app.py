@@ -81,7 +81,6 @@ class Gateway:
         self.dispatcher.fail_all(CallFailure(FailureKind.STOPPING, "the gateway is stopping"))
         await self._wait_idle(_LAST_WRITES, None)
         await self.http.stop()
-        self.fleet.stop_instances()
         await self.launcher.stop()
         await self.fleet.stop()
         self.dispatcher.close()
@@ -99,7 +98,7 @@ class Gateway:
     def _process_state(self, state: LaunchState) -> None:
         """A process that is known to be gone need not miss its beats first."""
         if state.state is not ProcessState.RUNNING:
-            self.fleet.drop(state.name, state.reason)
+            self.fleet.drop(state.name, state.reason, pid=state.pid)
 
 
 def serve_gateway(

@@ -207,15 +207,15 @@ class Dispatcher:
             self._end(call, failure)
 
     def _retry_or_fail(self, call: LiveCall, failure: CallFailure) -> None:
-        """Place the call again unless the client has seen of it; where an instance was full,
-        only after a while, as the router learns of that with its next state."""
+        """Place the call again unless the client has seen of it; where an instance was full or
+        out of reach, only after a while, as the router learns of that later."""
         if call.stage is Stage.STREAMING or call.attempts >= MAX_ATTEMPTS:
             self._end(call, failure)
             return
         self._metrics.replaced(call.instance)
         call.stage, call.instance = Stage.QUEUED, ""
         self.router.released(call.call_id, self._clock())
-        if failure.kind is FailureKind.OVERLOADED:
+        if failure.kind in (FailureKind.OVERLOADED, FailureKind.UNAVAILABLE):
             delay = RETRY_SECONDS * 2 ** (call.attempts - 1)
             asyncio.get_running_loop().call_later(delay, self._place_again, call)
         else:

@@ -20,7 +20,6 @@ from alipes.instance.contract import (
     FromInstance,
     Hello,
     Ping,
-    Stop,
     ToInstance,
     encode,
 )
@@ -235,8 +234,3 @@ class Fleet:
                 self._tell(self._links.overdue(time.monotonic_ns()))
             for name in self._links.connected():
                 self.send(name, Ping())
-
-    def stop_instances(self) -> None:
-        """Ask every connected instance to end."""
-        for name in self._links.connected():
-            self.send(name, Stop())

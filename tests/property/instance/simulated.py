@@ -191,6 +191,7 @@ class Driver:
         assert self.scheduler.cancel(call_id, self.engine.now) == (call_id in self.live)
         self.engine.discard(call_id)
         self.live.pop(call_id, None)
+        self._forget_idle()
 
     # --- one piece of work ---
 
@@ -260,6 +261,10 @@ class Driver:
         for failed in progress.failed:
             self.failed[failed.call_id] = failed
             del self.live[failed.call_id]
+        self._forget_idle()
+
+    def _forget_idle(self) -> None:
+        """A model whose calls have all gone waits for nothing."""
         busy = {call.model for call in self.live.values()}
         self._since = {name: seen for name, seen in self._since.items() if name in busy}
 
