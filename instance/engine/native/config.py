@@ -126,12 +126,15 @@ def _rope_theta(raw: Mapping[str, Any]) -> float:
 
 def _experts(raw: Mapping[str, Any], layers: int) -> tuple[Experts, tuple[bool, ...]]:
     count = int(raw["num_local_experts"] if "num_local_experts" in raw else raw["num_experts"])
+    top_k = int(raw["num_experts_per_tok"])
+    if top_k > count:
+        raise ModelError(f"num_experts_per_tok: {top_k} is more than the {count} experts")
     step = int(raw.get("decoder_sparse_step", 1))
     dense = set(raw.get("mlp_only_layers") or ())
     sparse = tuple(i not in dense and count > 0 and (i + 1) % step == 0 for i in range(layers))
     experts = Experts(
         count=count,
-        top_k=int(raw["num_experts_per_tok"]),
+        top_k=top_k,
         intermediate=int(raw["moe_intermediate_size"]),
         normalize=bool(raw.get("norm_topk_prob", False)),
     )

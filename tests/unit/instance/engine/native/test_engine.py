@@ -1,0 +1,228 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from alipes.instance.contract import (
+    InstanceSettings,
+    ModelSettings,
+    Pool,
+    Sampling,
+    Targets,
+    TokenIds,
+)
+from alipes.instance.engine.native.config import ModelError
+from alipes.instance.engine.native.engine import NativeEngine
+from alipes.instance.engine.protocol import Draw, EngineError, Row
+
+GREEDY = Sampling(temperature=0)
+PROMPT = np.random.default_rng(0).integers(0, 2000, 150).astype(np.int32)
+
+
+def start(folders: dict[str, Path], dtype: str = "float32", **changes: Any) -> NativeEngine:
+    models = tuple(ModelSettings(name, str(f), dtype) for name, f in folders.items())
+    fields = {"device_bytes": 96 << 20, "host_bytes": 1 << 20, "name": "i0", "endpoint": ""}
+    settings = InstanceSettings(
+        **(fields | {"pool": Pool.COLD, "models": models, "targets": Targets()} | changes)
+    )
+    return NativeEngine(settings)
+
+
+def step(engine: NativeEngine, ids: TokenIds, start: int = 0, blocks: Any = range(8)) -> int:
+    row = Row(b"a", ids[start:], start, list(blocks), Draw(GREEDY, ids, len(ids)))
+    return engine.step([row])[0].token
+
+
+def generate(engine: NativeEngine, count: int, blocks: Any = range(8)) -> TokenIds:
+    ids = np.append(PROMPT, np.int32(step(engine, PROMPT, blocks=blocks)))
+    while len(ids) < len(PROMPT) + count:
+        ids = np.append(ids, np.int32(step(engine, ids, len(ids) - 1, blocks)))
+    return ids
+
+
+def reference(folder: Path, ids: TokenIds) -> torch.Tensor:
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        logits: torch.Tensor = model(torch.from_numpy(ids.astype(np.int64))[None]).logits[0]
+    return logits
+
+
+def check_greedy(folder: Path, ids: TokenIds, gap: float = 1e-3) -> None:
+    for row, token in zip(reference(folder, ids)[len(PROMPT) - 1 : -1], ids[150:], strict=True):
+        best = row.topk(2)
+        if int(best.indices[0]) != token:
+            assert float(best.values[0] - best.values[1]) < gap
+            return
+
+
+@pytest.fixture(scope="module")
+def engine(tiny_folders: dict[str, Path]) -> Iterator[NativeEngine]:
+    engine = start(tiny_folders)
+    yield engine
+    engine.close()
+
+
+def odd_model(folder: Path, kind: str, **changes: Any) -> Path:
+    """A tiny random model of transformers' own making, its weights large enough to matter."""
+    torch.manual_seed(3)
+    sizes = {
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": 2000,
+        "max_position_embeddings": 512,
+        "initializer_range": 0.2,
+        "bos_token_id": None,
+        "eos_token_id": None,
+    }
+    config = AutoConfig.for_model(kind, **(sizes | changes))
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("llama", {"tie_word_embeddings": True, "num_key_value_heads": 6, "head_dim": 8}),
+        ("qwen3", {"tie_word_embeddings": True, "head_dim": 32, "num_key_value_heads": 3}),
+        ("qwen3_moe", {"mlp_only_layers": [1], "num_experts": 9, "moe_intermediate_size": 24}),
+        (
+            "qwen3_moe",
+            {
+                "decoder_sparse_step": 2,
+                "num_experts": 4,
+                "num_experts_per_tok": 3,
+                "moe_intermediate_size": 40,
+                "norm_topk_prob": False,
+            },
+        ),
+        ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}),
+    ],
+)
+def test_family_variations_match_transformers(
+    tmp_path: Path, kind: str, changes: dict[str, Any]
+) -> None:
+    folder = odd_model(tmp_path / "model", kind, **changes)
+    engine = start({"m": folder})
+    engine.activate("m")
+    check_greedy(folder, generate(engine, 10, blocks=[4, 1, 2, 7]))
+    engine.close()
+
+
+def test_float16_stays_near_float32(smollm2_folder: Path) -> None:
+    engine = start({"m": smollm2_folder}, "float16", device_bytes=700 << 20)
+    engine.activate("m")
+    ids = generate(engine, 12)
+    # Weights are stored in float16, so only the products are rounded.
+    check_greedy(smollm2_folder, ids, gap=0.05)
+    engine.close()
+
+
+def test_float16_overflow_is_computed_again(tiny_folders: dict[str, Path], tmp_path: Path) -> None:
+    source = tiny_folders["llama"]
+    raw = load_file(source / "model.safetensors")
+    for name in raw:
+        if "up_proj" in name or "gate_proj" in name:
+            raw[name] = raw[name] * 2000.0
+    save_file(raw, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((source / "config.json").read_text())
+    half, full = start({"m": tmp_path}, "float16"), start({"m": tmp_path}, "float32")
+    drawn = []
+    for engine in (half, full):
+        engine.activate("m")
+        drawn.append(generate(engine, 8).tolist())
+        engine.close()
+    assert drawn[0] == drawn[1]
+
+
+def test_reports_name_the_format_and_the_room(
+    engine: NativeEngine, tiny_folders: dict[str, Path]
+) -> None:
+    formats = {report.kv_format for report in engine.reports}
+    assert len(formats) == len(tiny_folders)
+    for report in engine.reports:
+        assert report.context == 8192
+        assert report.kv_blocks * report.block_bytes + report.weight_bytes < 96 << 20
+        assert report.kv_format.endswith(":2*kv2x16:float32:interleaved:64")
+    assert engine.kind == "native"
+
+
+def test_a_switch_is_told_and_comes_back_to_its_addresses(engine: NativeEngine) -> None:
+    engine.activate("llama")
+    before = generate(engine, 4).tolist()
+    switched = engine.activate("qwen3")
+    assert switched.bytes_copied == engine.reports[1].weight_bytes
+    assert switched.seconds > 0
+    assert engine.activate("qwen3").bytes_copied == 0
+    generate(engine, 4)
+    assert engine.activate("llama").addresses_kept
+    assert generate(engine, 4).tolist() == before
+
+
+def test_saved_state_is_exact_and_bounded(engine: NativeEngine) -> None:
+    engine.activate("qwen3")
+    ids = generate(engine, 20)
+    want = generate(engine, 40).tolist()
+    engine.save(b"a", list(range(8)), len(ids) - 1)
+    assert engine.host_used == 3 * engine.reports[1].block_bytes
+    engine.activate("llama")
+    generate(engine, 4)
+    with pytest.raises(EngineError, match="saved for qwen3, but llama is active"):
+        engine.load(b"a", range(3))
+    engine.activate("qwen3")
+    blocks = [30, 21, 25]
+    with pytest.raises(EngineError, match="fills 3 blocks, not 2"):
+        engine.load(b"a", blocks[:2])
+    engine.load(b"a", blocks)
+    assert engine.host_used == 0
+    while len(ids) < len(want):
+        ids = np.append(ids, np.int32(step(engine, ids, len(ids) - 1, blocks)))
+    assert ids.tolist() == want
+    with pytest.raises(EngineError, match="no saved state"):
+        engine.load(b"a", blocks)
+
+
+def test_saving_more_than_the_host_holds_is_refused(engine: NativeEngine) -> None:
+    engine.activate("llama")
+    room = (1 << 20) // engine.reports[0].block_bytes
+    with pytest.raises(EngineError, match="raise host_bytes"):
+        engine.save(b"a", list(range(room + 1)), 64 * (room + 1))
+    engine.save(b"a", list(range(room)), 64 * room)
+    engine.discard(b"a")
+    engine.discard(b"a")
+    assert engine.host_used == 0
+
+
+def test_rows_that_only_prefill_draw_nothing(engine: NativeEngine) -> None:
+    engine.activate("qwen3-moe")
+    want = step(engine, PROMPT)
+    prefill = Row(b"a", PROMPT[:100], 0, [9, 10, 11], None)
+    assert engine.step([prefill]) == ()
+    assert step(engine, PROMPT, 100, [9, 10, 11]) == want
+
+
+def test_refusals_name_what_is_wrong(
+    engine: NativeEngine, tiny_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(EngineError, match="model x is not one of"):
+        engine.activate("x")
+    fresh = start({"m": tiny_folders["llama"]})
+    with pytest.raises(EngineError, match="activate one first"):
+        step(fresh, PROMPT)
+    with pytest.raises(EngineError, match=r"model m on i0 needs .* but device_bytes is 1,024"):
+        start({"m": tiny_folders["llama"]}, device_bytes=1024)
+    config = json.loads((tiny_folders["llama"] / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["Other"]}))
+    with pytest.raises(ModelError, match="Other is not one of"):
+        start({"m": tmp_path})

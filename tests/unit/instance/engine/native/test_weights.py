@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from alipes.instance.engine.native.checkpoint import check_weights, read_header
+from alipes.instance.engine.native.config import ModelError, read_config
+from alipes.instance.engine.native.layout import Layout, pack_layout
+from alipes.instance.engine.native.weights import load_packed, view
+
+
+def layout_of(folder: Path, dtype: str = "float32") -> Layout:
+    return pack_layout(read_config(folder), dtype)
+
+
+def copy_with(folder: Path, to: Path, tensors: dict[str, torch.Tensor]) -> Path:
+    (to / "config.json").write_text((folder / "config.json").read_text())
+    save_file(tensors, to / "model.safetensors")
+    return to
+
+
+@pytest.fixture
+def moe(tiny_folders: dict[str, Path]) -> Path:
+    return tiny_folders["qwen3-moe"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_packed_tensors_are_the_checkpoints(moe: Path, dtype: str) -> None:
+    raw = load_file(moe / "model.safetensors")
+    layout, dim = layout_of(moe, dtype), read_config(moe).head_dim
+    host = load_packed(moe, layout, dim)
+    qkv = view(host, layout["layers.1.qkv"]).float()
+    attn = "model.layers.1.self_attn."
+    values = raw[attn + "v_proj.weight"].float()
+    assert torch.equal(qkv[-len(values) :], values)
+    halves = raw[attn + "q_proj.weight"].float()[:dim]
+    assert torch.equal(qkv[:dim:2], halves[: dim // 2])
+    assert torch.equal(qkv[1:dim:2], halves[dim // 2 :])
+    gate_up = view(host, layout["layers.0.experts_gate_up"]).float()
+    up = raw["model.layers.0.mlp.experts.3.up_proj.weight"].float()
+    assert torch.equal(gate_up[3, len(up) :], up)
+
+
+def test_experts_may_be_stored_stacked(moe: Path, tmp_path: Path) -> None:
+    raw = load_file(moe / "model.safetensors")
+    stacked = {k: v for k, v in raw.items() if ".experts." not in k}
+    for layer in (0, 1):
+        prefix = f"model.layers.{layer}.mlp.experts."
+        one = [
+            {n: raw[f"{prefix}{e}.{n}_proj.weight"] for n in ("gate", "up", "down")}
+            for e in range(4)
+        ]
+        stacked[prefix + "gate_up_proj"] = torch.stack(
+            [torch.cat([e["gate"], e["up"]]) for e in one]
+        )
+        stacked[prefix + "down_proj"] = torch.stack([e["down"] for e in one])
+    other, layout = copy_with(moe, tmp_path, stacked), layout_of(moe)
+    check_weights(other, layout)
+    assert torch.equal(load_packed(other, layout, 16), load_packed(moe, layout, 16))
+
+
+def test_weights_may_be_in_several_files(moe: Path, tmp_path: Path) -> None:
+    raw = load_file(moe / "model.safetensors")
+    names = sorted(raw)
+    copy_with(moe, tmp_path, {k: raw[k] for k in names[::2]})
+    save_file({k: raw[k] for k in names[1::2]}, tmp_path / "model-2.safetensors")
+    layout = layout_of(moe)
+    assert torch.equal(load_packed(tmp_path, layout, 16), load_packed(moe, layout, 16))
+
+
+def test_faults_name_tensor_and_file(moe: Path, tmp_path: Path) -> None:
+    layout = layout_of(moe)
+    with pytest.raises(ModelError, match=r"has no \*\.safetensors file"):
+        check_weights(tmp_path, layout)
+    raw = load_file(moe / "model.safetensors")
+    norm = raw.pop("model.norm.weight")
+    copy_with(moe, tmp_path, raw)
+    with pytest.raises(ModelError, match=r"model\.norm\.weight is missing"):
+        check_weights(tmp_path, layout)
+    copy_with(moe, tmp_path, raw | {"model.norm.weight": norm[:5].clone()})
+    with pytest.raises(ModelError, match=r"has shape \(5,\), config\.json says \(64,\)"):
+        check_weights(tmp_path, layout)
+    copy_with(moe, tmp_path, raw | {"model.norm.weight": norm.to(torch.int8)})
+    with pytest.raises(ModelError, match=r"model\.norm\.weight is I8"):
+        read_header(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"short")
+    with pytest.raises(ModelError, match="no safetensors header"):
+        read_header(tmp_path)
+
+
+def test_a_missing_expert_is_named(moe: Path, tmp_path: Path) -> None:
+    raw = load_file(moe / "model.safetensors")
+    raw.pop("model.layers.0.mlp.experts.2.up_proj.weight")
+    with pytest.raises(ModelError, match=r"experts\.2\.up_proj\.weight is missing"):
+        check_weights(copy_with(moe, tmp_path, raw), layout_of(moe))
+    config = json.loads((moe / "config.json").read_text())
+    assert config["num_experts"] == 4
