@@ -41,11 +41,12 @@ class _Scene:
     charge: Charge
     before: Mapping[str, Load]
     after: Mapping[str, Load]
+    costs: Mapping[str, Estimate]
     round: Round
 
     @property
     def cost(self) -> Estimate:
-        return self.snapshot.estimates[self.charge.model]
+        return self.costs[self.charge.model]
 
     @property
     def own(self) -> Load:
@@ -56,24 +57,25 @@ class _Scene:
         return [m for m, load in self.before.items() if m != self.charge.model and has_work(load)]
 
 
-def evaluate(instance: InstanceState, charge: Charge) -> Candidate:
-    """Predict and check the call on an instance in condition ``ok`` that serves its model."""
+def evaluate(instance: InstanceState, charge: Charge, costs: Mapping[str, Estimate]) -> Candidate:
+    """Predict and check the call on an instance in condition ``ok`` that serves its model;
+    ``costs`` are those to charge there, by model."""
     hello, snapshot = instance.hello, instance.snapshot
     assert hello is not None
     assert snapshot is not None
     before = instance.loads()
     after = {**before, charge.model: _with(before.get(charge.model, Load()), charge)}
-    if any(model not in snapshot.estimates for model, load in after.items() if has_work(load)):
+    if any(model not in costs for model, load in after.items() if has_work(load)):
         return Candidate(instance.name, why=Why.NO_ESTIMATE)
     predicted = predict_round(
         after,
-        snapshot.estimates,
+        costs,
         snapshot.active_model,
         hello.targets,
         hello.prefill_chunk,
         hello.max_running,
     )
-    scene = _Scene(hello, snapshot, charge, before, after, predicted)
+    scene = _Scene(hello, snapshot, charge, before, after, costs, predicted)
     why = check(hello, charge.model, before, after, charge.output_tokens, predicted)
     queue, prefill = _queue(scene), _prefill(scene)
     decode, activation = _decode(scene, prefill), _activation(scene)
@@ -135,7 +137,7 @@ def _other_turns(scene: _Scene) -> float:
     for model in others:
         shown = scene.snapshot.loads.get(model, Load()).waiting_tokens
         unseen = max(0, scene.before[model].waiting_tokens - shown)
-        cost = scene.snapshot.estimates[model]
+        cost = scene.costs[model]
         wait += prefill_seconds(cost, unseen, scene.hello.prefill_chunk)
     bound = scene.hello.targets.gamma * scene.hello.targets.ttft
     length = min(scene.round.length, bound)

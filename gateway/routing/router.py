@@ -26,6 +26,7 @@ from alipes.gateway.routing.decision import (
 from alipes.gateway.routing.instances import SECOND, InstanceState
 from alipes.gateway.routing.overlay import Charge
 from alipes.gateway.routing.predict import OutputLengths, backlog_seconds
+from alipes.gateway.routing.profiles import CostProfiles
 from alipes.gateway.routing.waiting import WaitingCalls
 from alipes.instance.contract import Hello, Snapshot
 
@@ -49,6 +50,7 @@ class Router:
         )
         self._placed: dict[bytes, tuple[CallShape, InstanceState]] = {}
         self._lengths = OutputLengths()
+        self._profiles = CostProfiles()
         self._reserved: dict[str, frozenset[str]] = {}
         self._stirred = False
 
@@ -59,6 +61,7 @@ class Router:
         returned, as by ``disconnected``. Raises KeyError for a name that is not configured."""
         lost = self.disconnected(hello.name, now)
         self._instances[hello.name].connected(hello, now)
+        self._profiles.connected(hello)
         self._stirred = True
         return lost
 
@@ -69,12 +72,14 @@ class Router:
     def updated(self, name: str, snapshot: Snapshot, now: int) -> None:
         """A state arrived; an older version than the one known is ignored."""
         if self._instances[name].updated(snapshot, now):
+            self._profiles.observe(name, snapshot.estimates)
             self._stirred = True
 
     def disconnected(self, name: str, now: int) -> tuple[bytes, ...]:
         """The link is gone. Returns the ids of the calls that were there; the router has
         forgotten them, and those without a first token may be placed again."""
         lost = self._instances[name].disconnected()
+        self._profiles.forget(name)
         for call_id in lost:
             del self._placed[call_id]
         return lost
@@ -194,7 +199,7 @@ class Router:
             return Candidate(instance.name, why=Why.TOO_SMALL)
         if reserved:
             return Candidate(instance.name, why=Why.RESERVED)
-        return evaluate(instance, self._charge(call))
+        return evaluate(instance, self._charge(call), self._profiles.of(instance.name))
 
     def _charge(self, call: CallShape) -> Charge:
         output = self._lengths.predicted(call.model, call.max_tokens)
@@ -297,7 +302,7 @@ class Router:
             backlogs.append(
                 backlog_seconds(
                     instance.loads(),
-                    shown.estimates,
+                    self._profiles.of(name),
                     shown.active_model,
                     hello.prefill_chunk,
                     hello.max_running,

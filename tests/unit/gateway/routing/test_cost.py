@@ -52,7 +52,7 @@ def cost_of(
     instance.updated(state, 0)
     for number, other in enumerate(unseen):
         instance.place(bytes([number]), other)
-    return evaluate(instance, charge)
+    return evaluate(instance, charge, state.estimates)
 
 
 def test_an_idle_instance_with_the_model_active_costs_the_work_alone() -> None:
