@@ -59,15 +59,16 @@ def plan_round(demands: Sequence[Demand], targets: Targets, switch_share: float)
     wanted = sum(d.prefill for d in demands)
     least = sum(d.chunk for d in demands)
 
-    shortest = shortest_round(wanted + switches, steps, targets.tpot, bound)
-    if shortest is not None:
-        length = max(shortest, min(bound, switches / switch_share))
+    # The longest round that needs no more iterations than it has whole cadences.
+    longest = min(bound, max(math.floor(bound / targets.tpot), 1) * targets.tpot)
+    amortised = min(longest, switches / switch_share)
+    length = shortest_round(wanted + switches, steps, targets.tpot, bound, amortised)
+    if length is not None:
         protected = _iterations(length, targets.tpot)
         prefill = [d.prefill for d in demands]
         return _plan(demands, length, length - switches, prefill, protected)
 
-    # The longest round that needs no more iterations than it has whole cadences.
-    length = min(bound, max(math.floor(bound / targets.tpot), 1) * targets.tpot)
+    length = longest
     protected = _iterations(length, targets.tpot)
     room = length - switches - protected * sum(steps)
     if room >= least:
@@ -91,10 +92,11 @@ def within(share: Share, demand: Demand, seconds: float, due: int) -> Share:
     return Share(prefill, protected, max(prefill + decode, min(share.seconds, seconds)))
 
 
-def shortest_round(other: float, steps: Sequence[float], tpot: float, bound: float) -> float | None:
-    """Length of the shortest round, at most ``bound``, that holds ``other`` seconds of prefill
-    and switches and the decode iterations it then owes to every model; None if there is none."""
-    length = 0.0
+def shortest_round(
+    other: float, steps: Sequence[float], tpot: float, bound: float, length: float = 0.0
+) -> float | None:
+    """Length of the shortest round, from ``length`` to ``bound``, that holds ``other`` seconds of
+    prefill and switches and the iterations it then owes to every model; None if there is none."""
     while True:
         needed = other + _iterations(length, tpot) * sum(steps)
         if needed > bound:
