@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import secrets
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 import numpy as np
@@ -26,6 +27,7 @@ TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 StopString = Annotated[str, Meta(min_length=1, max_length=512)]
 StopStrings = Annotated[list[StopString], Meta(max_length=16)]
 MAX_CHOICES = 128
+_TOKEN_ID: Final = re.compile(r"[0-9]{1,10}")
 
 
 class SamplingFields(msgspec.Struct):
@@ -94,7 +96,7 @@ def check_ids(field: str, ids: list[int], text: ModelText) -> TokenIds:
 def _bias(bias: dict[str, float], vocabulary: int) -> dict[int, float]:
     checked = {}
     for key, value in bias.items():
-        if not key.isdecimal() or int(key) >= vocabulary:
+        if not _TOKEN_ID.fullmatch(key) or int(key) >= vocabulary:
             raise invalid(f"logit_bias.{key[:32]}", f"not a token id below {vocabulary}")
         checked[int(key)] = value
     return checked

@@ -11,6 +11,7 @@ from alipes.gateway.text.errors import TextError
 Message = dict[str, Any]
 
 _ROLES: Final = {"system", "developer", "user", "assistant", "tool"}
+_SHOWN: Final = 64
 _KEPT: Final = ("name", "tool_call_id", "reasoning_content")
 
 
@@ -30,7 +31,9 @@ def _message(message: Any, where: str) -> Message:
         raise TextError(where, "is not an object")
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
-        raise TextError(f"{where}.role", f"is {role!r}; use one of {', '.join(sorted(_ROLES))}")
+        raise TextError(
+            f"{where}.role", f"is {_shown(role)}; use one of {', '.join(sorted(_ROLES))}"
+        )
     plain: Message = {"role": "system" if role == "developer" else role}
     plain["content"] = _content(message.get("content"), role, f"{where}.content")
     for name in _KEPT:
@@ -61,7 +64,7 @@ def _part(part: Any, where: str) -> str:
     kind = part.get("type")
     text = part.get("text" if kind == "text" else "refusal")
     if kind not in ("text", "refusal"):
-        raise TextError(where, f"has type {kind!r}; this model reads text parts only")
+        raise TextError(where, f"has type {_shown(kind)}; this model reads text parts only")
     if not isinstance(text, str):
         raise TextError(f"{where}.{kind}", "is not a string")
     return text
@@ -103,3 +106,9 @@ def _arguments(arguments: Any, where: str) -> dict[str, Any] | str:
     except (ValueError, RecursionError):
         return arguments
     return parsed if isinstance(parsed, dict) else arguments
+
+
+def _shown(value: Any) -> str:
+    """As much of a client's value as an error line should repeat."""
+    text = repr(value)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "..."

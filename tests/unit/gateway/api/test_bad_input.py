@@ -36,6 +36,8 @@ WRONG = [
     (CHAT, {"top_logprobs": 21, "logprobs": True}, 400, "top_logprobs"),
     (CHAT, {"top_logprobs": 2}, 400, "top_logprobs"),
     (CHAT, {"logit_bias": {"x": 1}}, 400, "logit_bias.x"),
+    (CHAT, {"logit_bias": {"9" * 5000: 1}}, 400, "logit_bias." + "9" * 32),
+    (CHAT, {"logit_bias": {"\u0663": 1}}, 400, "logit_bias.\u0663"),
     (CHAT, {"logit_bias": {"1": 101}}, 400, "logit_bias[...]"),
     (CHAT, {"stream": "yes"}, 400, "stream"),
     (CHAT, {"tools": [{"type": "web_search"}]}, 400, "tools[0].type"),
@@ -74,6 +76,7 @@ def test_a_wrong_field_is_named(
         assert error["param"] == param
         assert error["message"].startswith(param)
         assert "\n" not in error["message"]
+        assert len(error["message"]) < 400
         await _works(stage)
 
     staged(body)

@@ -64,3 +64,16 @@ def test_errors_name_the_field(messages: list[Any], field: str) -> None:
     with pytest.raises(TextError) as raised:
         normalize(messages)
     assert raised.value.field == field
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"role": "r" * 9999, "content": ""},
+        {"role": "user", "content": [{"type": "t" * 9999}]},
+    ],
+)
+def test_errors_do_not_repeat_long_values(message: dict[str, Any]) -> None:
+    with pytest.raises(TextError) as raised:
+        normalize([message])
+    assert len(raised.value.message) < 200
