@@ -23,9 +23,10 @@ from alipes.cli.output import FAILURE, complain, print_json, print_table, remark
 from alipes.gateway.config import Cluster, instance_settings, json_schema, unserved
 from alipes.gateway.fleet.cores import divide_cores
 from alipes.instance.checkpoints.sources import is_prepared
-from alipes.instance.contract import Pool
+from alipes.instance.contract import BLOCK_TOKENS, Pool
 from alipes.instance.engine.native.config import ModelError
-from alipes.instance.memory.plan import MemoryPlan, ModelShape, plan_instance, read_shape
+from alipes.instance.engine.native.shape import read_shape
+from alipes.instance.memory.plan import Footprint, MemoryPlan, plan_instance
 from alipes.planner.cold_set import DecodeStep, decode_step, infeasible
 
 
@@ -91,17 +92,17 @@ def check(
 
 def examine(cluster: Cluster, file: str) -> Report:
     """Plan every instance with a native engine; a model that is not prepared is refused."""
-    refusals, shapes = _read_shapes(cluster)
+    refusals, footprints = _read_footprints(cluster)
     warnings = [
         f"models.{name}: no instance serves it; add it to one under `instances`"
         for name in unserved(cluster)
     ]
-    steps = _decode_steps(cluster, shapes)
+    steps = _decode_steps(cluster, footprints)
     planned = []
     for name, entry in cluster.instances.items():
-        if entry.engine != "native" or any(model not in shapes for model in entry.models):
+        if entry.engine != "native" or any(model not in footprints for model in entry.models):
             continue
-        own = {model: shapes[model] for model in entry.models}
+        own = {model: footprints[model] for model in entry.models}
         plan = _plan(cluster, name, own)
         refusals += [f"instances.{name}: {text}" for text in plan.refusals]
         own_steps = {model: steps[model] for model in entry.models}
@@ -113,34 +114,36 @@ def examine(cluster: Cluster, file: str) -> Report:
     return Report(file, tuple(planned), tuple(refusals), tuple(warnings))
 
 
-def _read_shapes(cluster: Cluster) -> tuple[list[str], dict[str, ModelShape]]:
-    refusals, shapes = [], {}
+def _read_footprints(cluster: Cluster) -> tuple[list[str], dict[str, Footprint]]:
+    refusals, footprints = [], {}
     for name, folder in model_folders(cluster, served_models(cluster)).items():
         if not is_prepared(folder):
             refusals.append(f"models.{name}: not prepared; run `alipes models prepare {name}`")
             continue
         try:
-            shapes[name] = read_shape(folder, cluster.models[name].dtype)
+            shape = read_shape(folder, cluster.models[name].dtype)
+            footprints[name] = shape.footprint(BLOCK_TOKENS)
         except ModelError as error:
             refusals.append(f"models.{name}: {error}")
-    return refusals, shapes
+    return refusals, footprints
 
 
-def _plan(cluster: Cluster, name: str, shapes: Mapping[str, ModelShape]) -> MemoryPlan:
+def _plan(cluster: Cluster, name: str, footprints: Mapping[str, Footprint]) -> MemoryPlan:
     # The plan depends on sizes alone, so any folder and endpoint will do.
-    folders = dict.fromkeys(shapes, Path())
-    return plan_instance(instance_settings(cluster, name, folders, ""), shapes)
+    folders = dict.fromkeys(footprints, Path())
+    return plan_instance(instance_settings(cluster, name, folders, ""), footprints)
 
 
-def _decode_steps(cluster: Cluster, shapes: Mapping[str, ModelShape]) -> dict[str, DecodeStep]:
-    overrides = {name: cluster.models[name].decode_step for name in shapes}
+def _decode_steps(cluster: Cluster, footprints: Mapping[str, Footprint]) -> dict[str, DecodeStep]:
+    overrides = {name: cluster.models[name].decode_step for name in footprints}
     bandwidth = 0.0
     if None in overrides.values():
         local = {n: e.threads for n, e in cluster.instances.items() if e.local}
         threads = divide_cores(len(os.sched_getaffinity(0)), local)
         bandwidth = measure_bandwidth(max(threads.values(), default=1))
     return {
-        name: decode_step(name, shape, overrides[name], bandwidth) for name, shape in shapes.items()
+        name: decode_step(name, model.step_bytes, overrides[name], bandwidth)
+        for name, model in footprints.items()
     }
 
 

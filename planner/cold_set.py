@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from alipes.instance.memory.plan import ModelShape
-
 
 @dataclass(frozen=True, slots=True)
 class DecodeStep:
@@ -22,28 +20,15 @@ class DecodeStep:
     basis: str
 
 
-def step_bytes(shape: ModelShape) -> int:
-    """Weights that one decode iteration of one call reads: all but the rows of an embedding
-    that no output layer shares, and the experts that its token does not visit."""
-    total = 0.0
-    for tensor in shape.layout.tensors:
-        if tensor.name == "embed" and not shape.config.tied:
-            continue
-        part = 1.0
-        if shape.config.experts is not None and len(tensor.shape) == 3:
-            part = shape.config.experts.top_k / shape.config.experts.count
-        total += tensor.nbytes * part
-    return int(total)
-
-
 def decode_step(
-    model: str, shape: ModelShape, override: float | None, bandwidth: float
+    model: str, step_bytes: int, override: float | None, bandwidth: float
 ) -> DecodeStep:
-    """The file's number, else weights over memory bandwidth (bytes a second): a lower bound."""
+    """The file's number, else the bytes that a step reads over memory bandwidth (bytes a
+    second): a lower bound."""
     if override is not None:
         return DecodeStep(model, override, "decode_step in the file")
-    seconds = step_bytes(shape) / bandwidth
-    return DecodeStep(model, seconds, f"{step_bytes(shape):,} bytes at {bandwidth / 1e9:.1f} GB/s")
+    basis = f"{step_bytes:,} bytes at {bandwidth / 1e9:.1f} GB/s"
+    return DecodeStep(model, step_bytes / bandwidth, basis)
 
 
 def infeasible(instance: str, steps: Mapping[str, DecodeStep], tpot: float) -> str:

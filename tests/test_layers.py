@@ -15,12 +15,12 @@ LAYERS = ("cli", "replay", "gateway", "planner", "instance", "kernels")
 ALLOWED = {
     "replay": ("alipes.gateway.routing", "alipes.planner", "alipes.instance.scheduler"),
     "gateway": ("alipes.planner", "alipes.instance.contract"),
-    "planner": (
-        "alipes.instance.contract",
-        "alipes.instance.memory.plan",
-        "alipes.instance.memory.specs",
-    ),
+    "planner": ("alipes.instance.contract",),
 }
+
+# Below the layers: memory and scheduling know engines by their protocol, models by their specs.
+POLICY = ("alipes.instance.contract", "alipes.instance.engine.protocol", "alipes.instance.memory")
+PARTS = {"instance/memory": POLICY, "instance/scheduler": (*POLICY, "alipes.instance.scheduler")}
 
 SANS_IO = (
     "gateway/routing",
@@ -63,7 +63,8 @@ def layer_faults(path: str, source: str) -> list[str]:
     """Imports of a module (its ``path`` relative to the root) that its layer does not allow."""
     layer = path.split("/", 1)[0]
     below = tuple(f"alipes.{name}" for name in LAYERS[LAYERS.index(layer) + 1 :])
-    allowed = (f"alipes.{layer}", *ALLOWED.get(layer, below))
+    part = "/".join(path.split("/")[:2])
+    allowed = PARTS.get(part) or (f"alipes.{layer}", *ALLOWED.get(layer, below))
     package = ".".join(["alipes", *path.split("/")[:-1]])
     return [
         f"{path}:{line}: {layer} may not import {name}"
@@ -137,6 +138,9 @@ def test_policy_is_sans_io(place: str) -> None:
         ("replay/a.py", "from alipes.gateway.app import build_app"),
         ("replay/a.py", "from alipes.instance.contract import Submit"),
         ("planner/a.py", "from alipes.kernels import table"),
+        ("instance/memory/a.py", "from alipes.instance.engine.native.config import ModelConfig"),
+        ("instance/memory/a.py", "from alipes.instance.scheduler.work import Run"),
+        ("instance/scheduler/a.py", "from alipes.instance.loop import EngineLoop"),
     ],
 )
 def test_a_layer_fault_is_caught(path: str, source: str) -> None:
@@ -151,6 +155,7 @@ def test_a_layer_fault_is_caught(path: str, source: str) -> None:
         ("gateway/a.py", "from alipes.instance.contract import Submit\nimport asyncio"),
         ("gateway/api/a.py", "from ..config import Cluster\nfrom . import errors"),
         ("instance/a.py", "from alipes.kernels.table import ops\nimport torch"),
+        ("instance/scheduler/a.py", "from alipes.instance.engine.protocol import Row"),
     ],
 )
 def test_what_is_allowed_is_not_a_fault(path: str, source: str) -> None:

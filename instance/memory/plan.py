@@ -9,29 +9,26 @@ The device arena, for the model that is active (Talaria 4.2)::
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Final
 
 from alipes.instance.contract import InstanceSettings
-from alipes.instance.engine.native.checkpoint import check_weights
-from alipes.instance.engine.native.config import ModelConfig, ModelError, read_config
-from alipes.instance.engine.native.layout import Layout, pack_layout
-from alipes.instance.memory.specs import DTYPE_BYTES, PagedKV, StateSpec, block_bytes
+from alipes.instance.memory.specs import StateSpec, block_bytes
 
 PAGE: Final = 4096
-WEIGHT_DTYPES: Final = ("float16", "float32")
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
-    """All about a model that its memory depends on. ``states`` holds one spec a layer."""
+class Footprint:
+    """What a model asks of memory, in bytes: its packed weights, those of them that one decode
+    iteration of one call reads, its work space. ``states`` holds one spec a layer; ``context``
+    is in tokens."""
 
-    config: ModelConfig
-    dtype: str
-    layout: Layout
+    weight_bytes: int
+    step_bytes: int
+    runtime_bytes: int
+    context: int
     states: tuple[StateSpec, ...]
 
 
@@ -75,61 +72,22 @@ class MemoryPlan:
         return tuple(model.refusal for model in self.models if model.refusal)
 
 
-def read_shape(folder: Path, dtype: str) -> ModelShape:
-    """Read ``config.json`` and the safetensors headers; raises ``ModelError``."""
-    if dtype not in WEIGHT_DTYPES:
-        raise ModelError(f"dtype: {dtype!r} is not one of {', '.join(WEIGHT_DTYPES)}")
-    config = read_config(folder)
-    layout = pack_layout(config, dtype)
-    check_weights(folder, layout)
-    return shape_of(config, dtype)
-
-
-def shape_of(config: ModelConfig, dtype: str) -> ModelShape:
-    state = PagedKV(config.kv_heads, config.head_dim)
-    return ModelShape(config, dtype, pack_layout(config, dtype), (state,) * config.layers)
-
-
-def widen_elements(shape: ModelShape) -> int:
-    """Largest matrix that is widened at once; the vocabulary matrices go in pieces."""
-    if shape.dtype == "float32":
-        return 0
-    sizes = []
-    for tensor in shape.layout.tensors:
-        if tensor.dtype == "float32" or tensor.name in ("embed", "head"):
-            continue
-        sizes.append(math.prod(tensor.shape[-2:]))
-    return max(sizes)
-
-
-def gather_elements(shape: ModelShape, block_tokens: int) -> int:
-    """One layer's keys and values of a full context, for block tables that are scattered."""
-    tokens = -(-shape.config.context // block_tokens) * block_tokens
-    return max(tokens * 2 * state.heads * state.dim for state in shape.states)
-
-
-def runtime_bytes(shape: ModelShape, block_tokens: int) -> int:
-    elements = widen_elements(shape) + gather_elements(shape, block_tokens)
-    return _pages(elements * DTYPE_BYTES["float32"])
-
-
-def plan_instance(settings: InstanceSettings, shapes: Mapping[str, ModelShape]) -> MemoryPlan:
+def plan_instance(settings: InstanceSettings, models: Mapping[str, Footprint]) -> MemoryPlan:
     """Divide the arena of one instance. Pure: a model that can never fit gets a ``refusal``."""
-    size = settings.block_tokens
-    runtime = max((runtime_bytes(shape, size) for shape in shapes.values()), default=0)
+    runtime = max((_pages(model.runtime_bytes) for model in models.values()), default=0)
     plan = MemoryPlan(settings.device_bytes, runtime, settings.host_bytes, ())
-    models = tuple(_plan_model(name, shape, settings, plan) for name, shape in shapes.items())
-    return MemoryPlan(settings.device_bytes, runtime, settings.host_bytes, models)
+    planned = tuple(_plan_model(name, model, settings, plan) for name, model in models.items())
+    return replace(plan, models=planned)
 
 
 def _plan_model(
-    name: str, shape: ModelShape, settings: InstanceSettings, plan: MemoryPlan
+    name: str, model: Footprint, settings: InstanceSettings, plan: MemoryPlan
 ) -> ModelPlan:
-    weights, block = shape.layout.nbytes, block_bytes(shape.states, settings.block_tokens)
+    weights, block = model.weight_bytes, block_bytes(model.states, settings.block_tokens)
     blocks = max(0, plan.runtime_offset - _pages(weights)) // block
-    context = min(shape.config.context, blocks * settings.block_tokens)
+    context = min(model.context, blocks * settings.block_tokens)
     # A call needs room for one prefill chunk and the token after it; less serves nobody.
-    least = min(shape.config.context, settings.prefill_chunk + 1)
+    least = min(model.context, settings.prefill_chunk + 1)
     needed = -(-least // settings.block_tokens) * block
     refusal = ""
     if context < least:

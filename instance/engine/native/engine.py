@@ -16,17 +16,16 @@ from alipes.instance.engine.native.batch import Bounds, build_batch
 from alipes.instance.engine.native.model import Shell, build_shell, forward, rotary_angles
 from alipes.instance.engine.native.sampler import sample
 from alipes.instance.engine.native.saved import SavedCalls
-from alipes.instance.engine.native.weights import load_packed
-from alipes.instance.engine.protocol import EngineError, Row, Sampled, SwitchReport
-from alipes.instance.memory.arena import Arena
-from alipes.instance.memory.plan import (
-    ModelPlan,
+from alipes.instance.engine.native.shape import (
     ModelShape,
     gather_elements,
-    plan_instance,
     read_shape,
     widen_elements,
 )
+from alipes.instance.engine.native.weights import load_packed
+from alipes.instance.engine.protocol import EngineError, Row, Sampled, SwitchReport
+from alipes.instance.memory.arena import Arena
+from alipes.instance.memory.plan import ModelPlan, plan_instance
 from alipes.instance.memory.specs import describe
 from alipes.kernels.shapes import Workspace
 from alipes.kernels.table import kernels_for
@@ -53,13 +52,13 @@ class NativeEngine:
         self._settings = settings
         self._device = torch.device(settings.device)
         shapes = {m.name: read_shape(Path(m.folder), m.dtype) for m in settings.models}
-        plan = plan_instance(settings, shapes)
+        size = settings.block_tokens
+        plan = plan_instance(settings, {n: s.footprint(size) for n, s in shapes.items()})
         if plan.refusals:
             raise EngineError("; ".join(plan.refusals))
         self._arena = Arena(plan, self._device)
         self._workspaces = {
-            name: _workspace(shape, self._arena.runtime, settings.block_tokens)
-            for name, shape in shapes.items()
+            name: _workspace(shape, self._arena.runtime, size) for name, shape in shapes.items()
         }
         self._models = {
             m.name: _load_model(Path(m.folder), shapes[m.name], planned, settings)

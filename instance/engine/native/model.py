@@ -9,8 +9,8 @@ import torch
 
 from alipes.instance.engine.native.batch import Batch
 from alipes.instance.engine.native.config import ModelConfig
+from alipes.instance.engine.native.shape import ModelShape
 from alipes.instance.engine.native.weights import view
-from alipes.instance.memory.plan import ModelShape
 from alipes.kernels.shapes import Workspace
 from alipes.kernels.table import Kernels
 

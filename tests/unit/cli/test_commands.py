@@ -211,7 +211,7 @@ def test_instance_needs_a_name_from_the_file(cluster_file: Path) -> None:
 def test_serve_starts_local_instances_with_their_share_of_the_cores(cluster_file: Path) -> None:
     cold, hot = sorted(launch_specs(load(cluster_file), cluster_file), key=lambda spec: spec.name)
     assert (cold.name, hot.name) == ("cold-0", "hot-0")
-    assert cold.argv[1:5] == ("-m", "alipes.cli.main", "instance", "cold-0")
+    assert cold.argv[1:6] == ("-P", "-m", "alipes.cli.main", "instance", "cold-0")
     assert cold.argv[cold.argv.index("--threads") + 1] == "3"
     assert cold.argv[cold.argv.index("-c") + 1] == str(cluster_file)
     assert cold.env["OMP_NUM_THREADS"] == "3"
