@@ -8,10 +8,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
+import numpy as np
 import torch
 
-from alipes.instance.contract import InstanceSettings, ModelReport
+from alipes.instance.contract import InstanceSettings, ModelReport, Sampling
 from alipes.instance.engine.native.batch import Bounds, build_batch
 from alipes.instance.engine.native.model import Shell, build_shell, forward, rotary_angles
 from alipes.instance.engine.native.sampler import sample
@@ -23,12 +25,14 @@ from alipes.instance.engine.native.shape import (
     widen_elements,
 )
 from alipes.instance.engine.native.weights import load_packed
-from alipes.instance.engine.protocol import EngineError, Row, Sampled, SwitchReport
+from alipes.instance.engine.protocol import Draw, EngineError, Row, Sampled, SwitchReport
 from alipes.instance.memory.arena import Arena
 from alipes.instance.memory.plan import ModelPlan, plan_instance
 from alipes.instance.memory.specs import describe
 from alipes.kernels.shapes import Workspace
 from alipes.kernels.table import kernels_for
+
+_WARM_TOKENS: Final = 32
 
 
 @dataclass(slots=True)
@@ -65,6 +69,20 @@ class NativeEngine:
             for m, planned in zip(settings.models, plan.models, strict=True)
         }
         self._saved = SavedCalls(settings.host_bytes)
+        self._active = ""
+        for name in self._models:
+            self._warm(name)
+
+    def _warm(self, name: str) -> None:
+        """Touch a model's pages and prepare its products once, so that the first call of a model
+        costs what later ones do and measured costs are not those of a first time."""
+        self.activate(name)
+        count = min(_WARM_TOKENS, self._models[name].plan.context - 1)
+        ids = np.zeros(count + 1, dtype=np.int32)
+        blocks = range(-(-len(ids) // self._settings.block_tokens))
+        prompt = Draw(Sampling(temperature=0), ids[:count], count)
+        self.step([Row(b"", ids[:count], 0, blocks, prompt)])
+        self.step([Row(b"", ids[count:], count, blocks, Draw(prompt.sampling, ids, count))])
         self._active = ""
 
     @property
