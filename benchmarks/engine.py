@@ -17,12 +17,16 @@ from typing import Any
 
 THREADS = min(2, len(os.sched_getaffinity(0)))
 os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
+# As the launcher does it: idle threads spin for some tens of us, enough to bridge small operations
+# and too short to rob other processes. It serves both sides alike.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from common import Claim, arguments, at_least, write_report  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
+from transformers.generation.streamers import BaseStreamer  # noqa: E402
 
 from alipes.instance.checkpoints.sources import SMOLLM2, prepare  # noqa: E402
 from alipes.instance.contract import (  # noqa: E402
@@ -43,9 +47,24 @@ PROMPT, CHUNK, STREAMS = 64, 512, 8
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
+    """Tokens of one repetition, and how many there are."""
+
     decode: int
     prefill: int
     repeats: int
+
+
+class Ticks(BaseStreamer):
+    """When ``generate`` handed over the prompt and each token after it."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+
+    def put(self, value: Any) -> None:
+        self.times.append(time.perf_counter())
+
+    def end(self) -> None:
+        pass
 
 
 class Peer:
@@ -54,10 +73,18 @@ class Peer:
     def __init__(self, folder: Path) -> None:
         self.model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
-    def generate(self, prompt: TokenIds, count: int) -> float:
-        """Seconds to prefill ``prompt`` and draw ``count`` tokens."""
-        ids = torch.from_numpy(prompt.astype(np.int64))[None]
-        begin = time.perf_counter()
+    def prefill(self, prompt: TokenIds) -> float:
+        """Seconds from the prompt to the first token."""
+        times = self._generate(prompt, 1)
+        return times[1] - times[0]
+
+    def decode(self, prompt: TokenIds, count: int) -> float:
+        """Seconds from the first token to ``count`` tokens later."""
+        times = self._generate(prompt, count + 1)
+        return times[-1] - times[1]
+
+    def _generate(self, prompt: TokenIds, count: int) -> list[float]:
+        ids, ticks = torch.from_numpy(prompt.astype(np.int64))[None], Ticks()
         self.model.generate(
             ids,
             attention_mask=torch.ones_like(ids),
@@ -65,11 +92,9 @@ class Peer:
             min_new_tokens=count,
             do_sample=False,
             use_cache=True,
+            streamer=ticks,
         )
-        return time.perf_counter() - begin
-
-    def decode(self, prompt: TokenIds, count: int) -> float:
-        return self.generate(prompt, count + 1) - self.generate(prompt, 1)
+        return ticks.times
 
 
 class Ours:
@@ -86,34 +111,35 @@ class Ours:
         )
         self.engine = NativeEngine(settings)
         self.engine.activate("smollm2")
-        self.blocks = settings.block_tokens
 
-    def prefill(self, prompt: TokenIds, stream: int = 0) -> float:
+    def prefill(self, prompt: TokenIds, stream: int = STREAMS) -> float:
+        """Seconds from the prompt to the first token."""
         begin = time.perf_counter()
-        self._prefill(prompt, stream)
+        for start in range(0, len(prompt), CHUNK):
+            ids = prompt[: start + CHUNK]
+            draw = Draw(GREEDY, ids, len(ids)) if len(ids) == len(prompt) else None
+            self.engine.step([Row(bytes([stream]), ids[start:], start, _blocks(stream), draw)])
         return time.perf_counter() - begin
 
     def decode(self, prompts: list[TokenIds], count: int) -> float:
-        """Seconds for ``count`` steps over all prompts together, prefill left out."""
-        histories = [np.append(p, np.int32(self._prefill(p, i))) for i, p in enumerate(prompts)]
+        """Seconds for ``count`` steps over all prompts, which are prefilled already."""
+        histories = list(prompts)
         begin = time.perf_counter()
         for _ in range(count):
-            rows = [self._row(h, len(h) - 1, i) for i, h in enumerate(histories)]
+            rows = [
+                Row(bytes([i]), ids[-1:], len(ids) - 1, _blocks(i), Draw(GREEDY, ids, PROMPT))
+                for i, ids in enumerate(histories)
+            ]
             drawn = self.engine.step(rows)
             histories = [
-                np.append(h, np.int32(d.token)) for h, d in zip(histories, drawn, strict=True)
+                np.append(ids, np.int32(one.token))
+                for ids, one in zip(histories, drawn, strict=True)
             ]
         return time.perf_counter() - begin
 
-    def _prefill(self, prompt: TokenIds, stream: int) -> int:
-        for start in range(0, len(prompt), CHUNK):
-            last = self.engine.step([self._row(prompt[: start + CHUNK], start, stream, prompt)])
-        return last[0].token
 
-    def _row(self, ids: TokenIds, start: int, stream: int, prompt: TokenIds | None = None) -> Row:
-        draw = Draw(GREEDY, ids, PROMPT) if prompt is None or len(ids) == len(prompt) else None
-        first = 24 * stream
-        return Row(bytes([stream]), ids[start:], start, range(first, first + 24), draw)
+def _blocks(stream: int) -> range:
+    return range(24 * stream, 24 * stream + 24)
 
 
 def best(measure: Callable[[], float], repeats: int) -> float:
@@ -150,13 +176,14 @@ def measure(folder: Path, sizes: Sizes) -> dict[str, float]:
         "float32": (sizes.decode, lambda: full.decode(prompts[:1], sizes.decode)),
         "float16 x8": (STREAMS * sizes.decode, lambda: half.decode(prompts, sizes.decode)),
         "float32 x8": (STREAMS * sizes.decode, lambda: full.decode(prompts, sizes.decode)),
-        "transformers prefill": (sizes.prefill, lambda: peer.generate(long, 1)),
+        "transformers prefill": (sizes.prefill, lambda: peer.prefill(long)),
         "float16 prefill": (sizes.prefill, lambda: half.prefill(long)),
         "float32 prefill": (sizes.prefill, lambda: full.prefill(long)),
     }
-    peer.generate(prompts[0], 4)
-    half.decode(prompts, 2)
-    full.decode(prompts, 2)
+    for ours in (half, full):
+        for stream, prompt in enumerate(prompts):
+            ours.prefill(prompt, stream)
+    peer.decode(prompts[0], 2)
     seconds = dict.fromkeys(cases, float("inf"))
     for _ in range(sizes.repeats):
         for name, (_, run) in cases.items():
@@ -203,12 +230,12 @@ def main() -> int:
     torch.set_num_threads(THREADS)
     cache = Path(os.environ.get("ALIPES_CACHE", "~/.cache/alipes")).expanduser()
     folder = prepare(SMOLLM2, cache, lambda what, part: None)
-    sizes = Sizes(16, 512, 2) if options.quick else Sizes(48, 1024, 3)
+    sizes = Sizes(8, 512, 5) if options.quick else Sizes(32, 1024, 6)
     speed = measure(folder, sizes)
     read, multiply = bandwidth(), matmul_rate()
     notes = {
         "threads": THREADS,
-        "wait_policy": os.environ["OMP_WAIT_POLICY"],
+        "omp": {k: v for k, v in os.environ.items() if k.startswith(("OMP_", "GOMP_"))},
         "read_bytes_per_s": read,
         "matmul_flop_per_s": multiply,
     }
