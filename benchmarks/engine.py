@@ -15,12 +15,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from alipes.instance.contract import (
+    InstanceSettings,
+    ModelSettings,
+    Pool,
+    Sampling,
+    Targets,
+    TokenIds,
+    thread_environment,
+)
+
 THREADS = min(2, len(os.sched_getaffinity(0)))
-os.environ.setdefault("OMP_NUM_THREADS", str(THREADS))
-# As the launcher does it: idle threads spin for some tens of us, enough to bridge small operations
-# and too short to rob other processes. It serves both sides alike.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+# As the launcher sets it for every instance, before the libraries load; it serves both sides.
+os.environ |= thread_environment(THREADS) | os.environ
 
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
@@ -29,14 +36,6 @@ from transformers import AutoModelForCausalLM  # noqa: E402
 from transformers.generation.streamers import BaseStreamer  # noqa: E402
 
 from alipes.instance.checkpoints.sources import SMOLLM2, prepare  # noqa: E402
-from alipes.instance.contract import (  # noqa: E402
-    InstanceSettings,
-    ModelSettings,
-    Pool,
-    Sampling,
-    Targets,
-    TokenIds,
-)
 from alipes.instance.engine.native.engine import NativeEngine  # noqa: E402
 from alipes.instance.engine.protocol import Draw, Row  # noqa: E402
 
