@@ -71,19 +71,25 @@ def build_batch(rows: Sequence[Row], bounds: Bounds, device: torch.device) -> Ba
 
 
 def _checked_table(row: Row, end: int, bounds: Bounds) -> Table:
-    call = f"call {row.call_id.hex()}"
-    if not len(row.tokens):
-        raise EngineError(f"{call}: a row needs at least one token")
-    if row.tokens.min() < 0 or row.tokens.max() >= bounds.vocab:
-        raise EngineError(f"{call}: a token id is outside the vocabulary of {bounds.vocab}")
-    if end > bounds.context:
-        raise EngineError(f"{call}: position {end} is beyond the context of {bounds.context}")
     table = np.asarray(row.blocks, dtype=np.int64)
-    if len(table) * bounds.block_tokens < end:
-        raise EngineError(f"{call}: {len(table)} blocks do not cover {end} positions")
-    if table.min() < 0 or table.max() >= bounds.blocks:
-        raise EngineError(f"{call}: a block id is outside the pool of {bounds.blocks} blocks")
+    problem = _problem(row, end, table, bounds)
+    if problem is not None:
+        raise EngineError(f"call {row.call_id.hex()}: {problem}", (row.call_id,))
     return table
+
+
+def _problem(row: Row, end: int, table: Table, bounds: Bounds) -> str | None:
+    if not len(row.tokens):
+        return "a row needs at least one token"
+    if row.tokens.min() < 0 or row.tokens.max() >= bounds.vocab:
+        return f"a token id is outside the vocabulary of {bounds.vocab}"
+    if end > bounds.context:
+        return f"position {end} is beyond the context of {bounds.context}"
+    if len(table) * bounds.block_tokens < end:
+        return f"{len(table)} blocks do not cover {end} positions"
+    if table.min() < 0 or table.max() >= bounds.blocks:
+        return f"a block id is outside the pool of {bounds.blocks} blocks"
+    return None
 
 
 def _runs(table: Table, end: int, block_tokens: int) -> tuple[tuple[int, int], ...]:

@@ -6,12 +6,16 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Sequence
+from typing import Final
 
 import torch
 
 from alipes.instance.contract import Sampling, TopLogprob
-from alipes.instance.engine.protocol import Draw, Row, Sampled
+from alipes.instance.engine.protocol import Draw, EngineError, Row, Sampled
 from alipes.kernels.table import Kernels
+
+GREEDY_BELOW: Final = 1e-5
+"""Temperatures under it leave the largest logit alone, and dividing by some would overflow."""
 
 
 def uniform(seed: int, position: int) -> float:
@@ -38,7 +42,11 @@ def sample(rows: Sequence[Row], logits: torch.Tensor, kernels: Kernels) -> tuple
 def _is_plain(draw: Draw) -> bool:
     """Whether the largest logit decides and nothing else is asked for."""
     sampling = draw.sampling
-    return sampling.temperature == 0 and sampling.top_logprobs < 0 and not _is_adjusted(sampling)
+    return (
+        sampling.temperature < GREEDY_BELOW
+        and sampling.top_logprobs < 0
+        and not _is_adjusted(sampling)
+    )
 
 
 def _is_adjusted(sampling: Sampling) -> bool:
@@ -56,6 +64,9 @@ def _sample_one(call: bytes, draw: Draw, logits: torch.Tensor, kernels: Kernels)
         logits = logits.clone()
         _adjust(logits, draw, kernels)
     token = _draw_token(logits, draw, kernels) if draw.forced is None else draw.forced
+    if token >= logits.shape[0]:
+        reason = f"call {call.hex()}: its logits are no numbers; is the model sound?"
+        raise EngineError(reason, (call,))
     if sampling.top_logprobs < 0:
         return Sampled(call, token)
     logprobs = logits.log_softmax(-1)
@@ -83,8 +94,9 @@ def _adjust(logits: torch.Tensor, draw: Draw, kernels: Kernels) -> None:
 
 
 def _draw_token(logits: torch.Tensor, draw: Draw, kernels: Kernels) -> int:
+    """The vocabulary's size where the logits are not finite."""
     sampling = draw.sampling
-    if sampling.temperature == 0:
+    if sampling.temperature < GREEDY_BELOW:
         return int(logits.argmax())
     scaled = logits / sampling.temperature
     probs = kernels.restrict(scaled, sampling.top_k, sampling.top_p, sampling.min_p)

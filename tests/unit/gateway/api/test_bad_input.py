@@ -29,6 +29,7 @@ WRONG = [
     (CHAT, {"top_p": 0}, 400, "top_p"),
     (CHAT, {"top_k": -2}, 400, "top_k"),
     (CHAT, {"min_p": 2}, 400, "min_p"),
+    (CHAT, {"repetition_penalty": 1e-44}, 400, "repetition_penalty"),
     (CHAT, {"n": 0}, 400, "n"),
     (CHAT, {"n": 129}, 400, "n"),
     (CHAT, {"stop": [""]}, 400, "stop[0]"),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -65,5 +67,6 @@ def test_runs_name_every_position_in_order(table: list[int], end: int, data: st.
     ],
 )
 def test_a_row_outside_the_bounds_is_refused(bad: Row, words: str) -> None:
-    with pytest.raises(EngineError, match=words):
-        build_batch([row([1], 0, [1]), bad], BOUNDS, CPU)
+    with pytest.raises(EngineError, match=words) as raised:
+        build_batch([replace(row([1], 0, [1]), call_id=b"other"), bad], BOUNDS, CPU)
+    assert raised.value.call_ids == (bad.call_id,)

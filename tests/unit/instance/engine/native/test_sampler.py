@@ -8,7 +8,7 @@ import torch
 
 from alipes.instance.contract import Sampling
 from alipes.instance.engine.native.sampler import sample, uniform
-from alipes.instance.engine.protocol import Draw, Row, Sampled
+from alipes.instance.engine.protocol import Draw, EngineError, Row, Sampled
 from alipes.kernels.table import PORTABLE
 
 NONE = np.zeros(0, dtype=np.int32)
@@ -81,6 +81,8 @@ def test_rows_without_a_draw_have_no_logits() -> None:
         (Sampling(temperature=0, logit_bias={2: -100.0}), 1),
         (Sampling(temperature=0, logit_bias={77: 100.0}), 2),
         (Sampling(temperature=1e-6, seed=4), 2),
+        (Sampling(temperature=1e-40, seed=4), 2),
+        (Sampling(temperature=5e-324, seed=4, top_p=0.5, top_logprobs=1), 2),
         (Sampling(top_k=1, seed=4), 2),
         (Sampling(top_p=1e-6, seed=4), 2),
         (Sampling(min_p=1.0, seed=4), 2),
@@ -129,3 +131,12 @@ def test_a_forced_token_keeps_its_logprobs(top: int) -> None:
     else:
         assert sampled.logprob == pytest.approx(float(logits.log_softmax(-1)[0]))
         assert sampled.top[0].token == 2
+
+
+def test_a_row_without_a_distribution_is_refused_alone() -> None:
+    draws = [Draw(Sampling(seed=1, top_logprobs=1), np.zeros(3, dtype=np.int32), 1)] * 2
+    rows = [Row(bytes([i]), NONE, 0, (), draw) for i, draw in enumerate(draws)]
+    logits = torch.tensor([[1.0, 2.0, 3.0], [1.0, math.nan, 3.0]])
+    with pytest.raises(EngineError, match="no numbers") as raised:
+        sample(rows, logits, PORTABLE)
+    assert raised.value.call_ids == (bytes([1]),)
