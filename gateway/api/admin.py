@@ -27,7 +27,7 @@ def _model(service: Service, name: str) -> dict[str, Any]:
         "object": "model",
         "created": service.created,
         "owned_by": "alipes",
-        "max_model_len": service.texts[name].context,
+        "max_model_len": service.context(service.texts[name]),
     }
 
 

@@ -37,11 +37,13 @@ SEED_MASK: Final = (1 << 63) - 1
 @dataclass(frozen=True, slots=True)
 class Job:
     """What a client asks for, in terms of no dialect. There are ``n`` choices for each prompt,
-    numbered prompt by prompt; choice i draws with seed ``sampling.seed + i``. ``chat`` says
-    whether tool calls are looked for in the output."""
+    numbered prompt by prompt; choice i draws with seed ``sampling.seed + i``. A prompt and its
+    output have ``context`` tokens at most. ``chat`` says whether tool calls are looked for in
+    the output."""
 
     text: ModelText
     prompts: tuple[TokenIds, ...]
+    context: int
     max_tokens: int
     sampling: Sampling
     n: int = 1
@@ -62,7 +64,7 @@ class Job:
             model=self.text.name,
             tenant=tenant,
             tokens=tokens,
-            max_tokens=min(self.max_tokens, self.text.context - len(tokens)),
+            max_tokens=min(self.max_tokens, self.context - len(tokens)),
             sampling=replace(sampling, seed=(sampling.seed + index) & SEED_MASK),
             stop_ids=() if self.ignore_eos else tuple(self.text.stop_ids),
             forced=self.forced,

@@ -102,16 +102,14 @@ def _bias(bias: dict[str, float], vocabulary: int) -> dict[int, float]:
     return checked
 
 
-def room_for(field: str, prompt_tokens: int, text: ModelText) -> int:
-    """Tokens that may follow the prompt; raises a 400 when it leaves no room."""
+def check_room(field: str, prompt_tokens: int, text: ModelText, context: int) -> None:
+    """Raises a 400 for a prompt that is empty or leaves no room for an answer."""
     if prompt_tokens == 0:
         raise invalid(field, "is empty")
-    room = text.context - prompt_tokens
-    if room <= 0:
+    if prompt_tokens >= context:
         raise invalid(
             field,
             f"the prompt has {prompt_tokens} tokens; the context of {text.name} is "
-            f"{text.context} tokens, one of them at least for the answer",
+            f"{context} tokens here, one of them at least for the answer",
             "context_length_exceeded",
         )
-    return room

@@ -61,6 +61,11 @@ class Service:
             raise unknown_model(name, sorted(self.texts))
         return text
 
+    def context(self, text: ModelText) -> int:
+        """Tokens of the longest call: the model's context, or what its instances can hold."""
+        held = self.dispatcher.router.longest_call(text.name)
+        return text.context if held is None else min(text.context, held)
+
     def only_text(self, name: str | None) -> ModelText:
         """As ``text``; the name may be left out where one model is served."""
         if name is None:

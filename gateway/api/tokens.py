@@ -41,7 +41,8 @@ async def tokenize(service: Service, exchange: Exchange) -> None:
     else:
         prompt = await text.text(body.prompt or "")
     tokens = prompt.tokens.tolist()
-    await exchange.reply({"tokens": tokens, "count": len(tokens), "max_model_len": text.context})
+    longest = service.context(text)
+    await exchange.reply({"tokens": tokens, "count": len(tokens), "max_model_len": longest})
 
 
 async def detokenize(service: Service, exchange: Exchange) -> None:

@@ -15,11 +15,15 @@ def blocks_for(tokens: int, calls: int, block_tokens: int) -> int:
     return (tokens + calls * (block_tokens - 1)) // block_tokens
 
 
+def longest_call(report: ModelReport, block_tokens: int) -> int:
+    """Tokens, prompt and output, of the longest call that an instance can hold. The last token
+    drawn is never computed and needs no place."""
+    return min(report.context, report.kv_blocks * block_tokens + 1)
+
+
 def misfit(report: ModelReport, block_tokens: int, prompt: int, output: int) -> str:
-    """Why a call can never run with this model there, in numbers; empty when it can. The last
-    token drawn is never computed and needs no place."""
-    capacity = report.kv_blocks * block_tokens + 1
-    limit = min(report.context, capacity)
+    """Why a call can never run with this model there, in numbers; empty when it can."""
+    limit = longest_call(report, block_tokens)
     if prompt + output <= limit:
         return ""
     what = "context" if limit == report.context else "KV memory"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from math import ceil
 
-from alipes.gateway.routing.admission import misfit
+from alipes.gateway.routing.admission import longest_call, misfit
 from alipes.gateway.routing.cost import evaluate
 from alipes.gateway.routing.decision import (
     CallShape,
@@ -147,6 +147,17 @@ class Router:
         """When ``retry`` has something to say even if nothing happens until then."""
         deadline = self._waiting.next_deadline()
         return None if deadline is None else max(now, deadline)
+
+    def longest_call(self, model: str) -> int | None:
+        """Tokens, prompt and output, of the longest call that any instance can hold; None while
+        none has told."""
+        states = (self._instances[name] for name in self._known.get(model, ()))
+        told = (
+            longest_call(state.reports[model], state.hello.block_tokens)
+            for state in states
+            if state.hello is not None and model in state.reports
+        )
+        return max(told, default=None)
 
     def status(self, now: int) -> RouterStatus:
         instances = tuple(i.status(self._settings, now) for i in self._instances.values())

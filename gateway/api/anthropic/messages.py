@@ -11,7 +11,7 @@ from alipes.gateway.api.anthropic.schema import CountBody, MessagesBody, templat
 from alipes.gateway.api.anthropic.stream import MessageStream, stop_fields, usage_object
 from alipes.gateway.api.exchange import Exchange
 from alipes.gateway.api.generation import SEED_MASK, Generation, Job
-from alipes.gateway.api.sampling import forced_bytes, room_for
+from alipes.gateway.api.sampling import check_room, forced_bytes
 from alipes.gateway.api.service import Service
 from alipes.gateway.api.serving import Collected, collect, placement_headers, stream
 from alipes.instance.contract import Sampling
@@ -57,11 +57,13 @@ async def _job(service: Service, body: MessagesBody, tenant: str) -> Job:
     allowed = service.cluster.gateway.allow_forced_tokens
     forced = forced_bytes(body.forced_token_ids, allowed, text)
     prompt = await text.chat(shown, tools, tenant)
-    room = room_for("messages", len(prompt.tokens), text)
+    context = service.context(text)
+    check_room("messages", len(prompt.tokens), text, context)
     return Job(
         text=text,
         prompts=(prompt.tokens,),
-        max_tokens=min(body.max_tokens, room),
+        context=context,
+        max_tokens=body.max_tokens,
         sampling=Sampling(
             temperature=1.0 if body.temperature is None else body.temperature,
             top_p=body.top_p or 1.0,

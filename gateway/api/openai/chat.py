@@ -15,8 +15,8 @@ from alipes.gateway.api.sampling import (
     Positive,
     SamplingFields,
     TopLogprobs,
+    check_room,
     forced_bytes,
-    room_for,
     sampling_of,
     stops_of,
 )
@@ -85,12 +85,14 @@ async def _job(service: Service, body: ChatBody, tenant: str) -> Job:
     forced = forced_bytes(body.forced_token_ids, settings.allow_forced_tokens, text)
     sampling = sampling_of(body, text, top)
     prompt = await text.chat(body.messages, tools, tenant)
-    room = room_for("messages", len(prompt.tokens), text)
+    context = service.context(text)
+    check_room("messages", len(prompt.tokens), text, context)
     wanted = body.max_completion_tokens or body.max_tokens or settings.limits.default_max_tokens
     return Job(
         text=text,
         prompts=(prompt.tokens,),
-        max_tokens=min(wanted, room),
+        context=context,
+        max_tokens=wanted,
         sampling=sampling,
         n=body.n or 1,
         stops=stops_of(body.stop),

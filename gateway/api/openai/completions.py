@@ -24,8 +24,8 @@ from alipes.gateway.api.sampling import (
     TokenId,
     TopLogprobs,
     check_ids,
+    check_room,
     forced_bytes,
-    room_for,
     sampling_of,
     stops_of,
 )
@@ -86,11 +86,13 @@ async def _job(service: Service, body: CompletionBody) -> Job:
     n = body.n or 1
     if len(prompts) * n > MAX_CHOICES:
         raise invalid("prompt", f"{len(prompts)} prompts times n {n} exceed {MAX_CHOICES}")
+    context = service.context(text)
     for prompt in prompts:
-        room_for("prompt", len(prompt), text)
+        check_room("prompt", len(prompt), text, context)
     return Job(
         text=text,
         prompts=tuple(prompts),
+        context=context,
         max_tokens=body.max_tokens or _LEGACY_MAX_TOKENS,
         sampling=sampling,
         n=n,

@@ -202,9 +202,10 @@ class ScriptedFleet:
     def fail(self, instance: str, call: Submit, kind: FailureClass, reason: str = "no") -> None:
         self.dispatcher.message(instance, Failed(call.call_id, kind, reason))
 
-    def connect(self, name: str, models: Sequence[str]) -> None:
+    def connect(self, name: str, models: Sequence[str], kv_blocks: int = 1000) -> None:
         reports = tuple(
-            ModelReport(model, "f", CONTEXT, LetterText.vocab_size, 1, 1, 1000) for model in models
+            ModelReport(model, "f", CONTEXT, LetterText.vocab_size, 1, 1, kv_blocks)
+            for model in models
         )
         hello = Hello(
             protocol=PROTOCOL,

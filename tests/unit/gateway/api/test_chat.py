@@ -100,6 +100,25 @@ def test_max_tokens_is_what_fits_the_context(staged: Staged) -> None:
     staged(body)
 
 
+def test_max_tokens_is_what_fits_the_roomiest_instance(staged: Staged) -> None:
+    async def body(stage: Any) -> None:
+        stage.fleet.auto = "x"
+        stage.fleet.connect("hot-0", ["hot-model"], kv_blocks=2)
+        stage.fleet.connect("hot-1", ["hot-model"], kv_blocks=1)
+        reply = await stage.browser.post(CHAT, BODY | {"max_tokens": 32_000})
+        assert reply.status == 200
+        (sent,) = stage.fleet.of(Submit)
+        assert sent.max_tokens == 2 * 64 + 1 - len("user:hi\n")
+        long = [{"role": "user", "content": "x" * 130}]
+        reply = await stage.browser.post(CHAT, BODY | {"messages": long})
+        assert reply.json()["error"]["code"] == "context_length_exceeded"
+        assert "129 tokens" in reply.json()["error"]["message"]
+        shown = (await stage.browser.get("/v1/models/hot-model")).json()
+        assert shown["max_model_len"] == 129
+
+    staged(body)
+
+
 @pytest.mark.parametrize("include_usage", [True, False])
 def test_stream(staged: Staged, include_usage: bool) -> None:
     async def body(stage: Any) -> None:

@@ -348,3 +348,17 @@ def test_status_says_which_models_are_served(router: Router) -> None:
     assert (status.ready, status.models) == (False, {"a": True, "b": False})
     waiting(router.place(call(1, "b"), 0))
     assert router.status(0).queued == {"b": 1}
+
+
+def test_the_longest_call_is_that_of_the_roomiest_instance() -> None:
+    router = Router(KNOWN)
+    assert router.longest_call("a") is None
+    router.connected(hello("hot", "a", kv_blocks=3), 0)
+    router.connected(hello("cold", "a", "b", kv_blocks=2), 0)
+    assert router.longest_call("a") == 3 * 64 + 1
+    assert router.longest_call("b") == 2 * 64 + 1
+    assert router.longest_call("c") is None
+    router.disconnected("hot", 1)
+    assert router.longest_call("a") == 3 * 64 + 1
+    router.connected(hello("hot", "a", kv_blocks=900), 2)
+    assert router.longest_call("a") == 8192
