@@ -45,12 +45,17 @@ class Exchange:
         self.complete = False
         self._receive = receive
         self._send = send
-        self._consumed = False
+        self._consumed = not _has_body(self.headers)
 
     # --- in ---
 
     async def body(self, limit: int) -> bytes:
-        """The whole body. Raises a 413 above ``limit`` bytes, without reading on."""
+        """The whole body. Raises a 413 above ``limit`` bytes, without reading on, and a 415 for
+        a compressed one."""
+        if self.headers.get("content-encoding", "identity") != "identity":
+            raise ApiError(
+                415, ErrorClass.INVALID, "content-encoding: send the body as it is", "body"
+            )
         declared = self.headers.get("content-length", "0")
         if declared.isdecimal() and int(declared) > limit:
             raise _too_large(limit)
@@ -125,6 +130,10 @@ class Exchange:
             ],
         }
         await self._send(message)
+
+
+def _has_body(headers: Headers) -> bool:
+    return headers.get("content-length", "0") != "0" or "transfer-encoding" in headers
 
 
 class ClientGoneError(Exception):

@@ -125,6 +125,29 @@ def test_a_body_over_the_limit_is_refused_unread(staged: Staged) -> None:
     staged(body, limits=Limits(body_bytes=1000))
 
 
+def test_a_compressed_body_is_refused_unread(staged: Staged) -> None:
+    async def body(stage: Any) -> None:
+        headers = {"content-encoding": "gzip", "content-length": "5"}
+        reply, task = stage.browser.open("POST", CHAT, b"\x1f\x8b123", headers)
+        await task
+        assert reply.status == 415
+        assert reply.headers["connection"] == "close"
+        assert "content-encoding" in reply.json()["error"]["message"]
+        await _works(stage)
+
+    staged(body)
+
+
+def test_a_request_without_a_body_leaves_the_connection_open(staged: Staged) -> None:
+    async def body(stage: Any) -> None:
+        for path in ("/health", "/v1/models"):
+            assert "connection" not in (await stage.browser.get(path)).headers
+        reply = await stage.browser.get("/v1/models", {"transfer-encoding": "chunked"})
+        assert reply.headers["connection"] == "close"
+
+    staged(body)
+
+
 def test_forced_tokens_only_where_the_file_allows_them(staged: Staged) -> None:
     async def body(stage: Any) -> None:
         reply = await stage.browser.post(CHAT, BODY | {"forced_token_ids": [5]})
