@@ -296,7 +296,14 @@ class Router:
 
     def _timed_out(self, call: CallShape, now: int) -> Reject:
         after = self._retry_after(call.model, now)
-        text = f"no instance had room within {self._settings.queue_timeout:g} s"
+        seconds = f"within {self._settings.queue_timeout:g} s"
+        states = {name: self._instances[name] for name in self._known[call.model]}
+        conditions = {n: state.condition(self._settings, now) for n, state in states.items()}
+        if Why.OK in conditions.values():
+            text = f"no instance had room {seconds}"
+        else:
+            listed = ", ".join(f"{name} is {why}" for name, why in conditions.items())
+            text = f"no instance could take {call.model} {seconds}: {listed}"
         return Reject(call.call_id, RejectKind.TIMEOUT, text, after)
 
     def _retry_after(self, model: str, now: int) -> float:

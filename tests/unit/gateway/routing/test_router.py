@@ -267,6 +267,7 @@ def test_a_queued_call_times_out_at_its_wakeup(router: Router) -> None:
     assert router.retry(wakeup - 1) == []
     [refusal] = router.retry(wakeup)
     assert rejected(refusal).kind is RejectKind.TIMEOUT
+    assert rejected(refusal).reason.endswith("within 10 s: cold is draining")
     assert router.next_wakeup(wakeup) is None
 
 
