@@ -51,3 +51,30 @@ def test_a_taken_port_is_refused_with_a_remedy() -> None:
         await server.stop()
 
     asyncio.run(body())
+
+
+def test_a_client_that_does_not_read_is_disconnected() -> None:
+    async def body() -> None:
+        port = _free_port()
+        gone = asyncio.Event()
+
+        async def flood(scope: Any, receive: Any, send: Any) -> None:
+            await receive()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            for _ in range(64):
+                chunk = {"type": "http.response.body", "body": bytes(1 << 18), "more_body": True}
+                await send(chunk)
+            assert (await receive())["type"] == "http.disconnect"
+            gone.set()
+            await send({"type": "http.response.body", "body": b""})
+
+        server = HttpServer(flood, "127.0.0.1", port, unread=0.5)
+        await server.start()
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.connect(("127.0.0.1", port))
+            client.sendall(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n")
+            await asyncio.wait_for(gone.wait(), 10)
+        await server.stop()
+
+    asyncio.run(body())
