@@ -54,7 +54,7 @@ class NativeEngine:
     def __init__(self, settings: InstanceSettings) -> None:
         torch.set_num_threads(max(1, settings.threads))
         self._settings = settings
-        self._device = torch.device(settings.device)
+        self._device = _usable(settings.device)
         shapes = {m.name: read_shape(Path(m.folder), m.dtype) for m in settings.models}
         size = settings.block_tokens
         plan = plan_instance(settings, {n: s.footprint(size) for n, s in shapes.items()})
@@ -189,6 +189,14 @@ class NativeEngine:
         entry = self._models[self._active]
         assert entry.shell is not None
         return entry, entry.shell
+
+
+def _usable(name: str) -> torch.device:
+    device = torch.device(name)
+    count = torch.cuda.device_count() if device.type == "cuda" else 1
+    if (device.index or 0) >= count:
+        raise EngineError(f"device {name}: torch sees {count} CUDA devices here; set device: cpu")
+    return device
 
 
 def _block_rows(pool: torch.Tensor, block_tokens: int) -> torch.Tensor:

@@ -226,3 +226,12 @@ def test_refusals_name_what_is_wrong(
     (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["Other"]}))
     with pytest.raises(ModelError, match="Other is not one of"):
         start({"m": tmp_path})
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_a_device_that_is_not_there_is_refused(
+    tiny_folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch, device: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: int(device == "cuda:1"))
+    with pytest.raises(EngineError, match=f"device {device}: .* set device: cpu"):
+        start({"llama": tiny_folders["llama"]}, device=device)
