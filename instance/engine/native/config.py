@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from alipes.instance.engine.protocol import EngineError
+
 FAMILIES: Final = {
     "LlamaForCausalLM": "llama",
     "Qwen3ForCausalLM": "qwen3",
@@ -15,7 +17,7 @@ FAMILIES: Final = {
 }
 
 
-class ModelError(ValueError):
+class ModelError(EngineError):
     """A model folder that cannot be served; the message names the file, field and remedy."""
 
 

@@ -49,7 +49,7 @@ class _Resident:
 
 class NativeEngine:
     """Implements ``Engine``. Construction reads every model's weights into host memory; raises
-    ``EngineError`` when one can never fit and ``ModelError`` when a folder is broken."""
+    ``EngineError`` when one can never fit, a folder is broken or the device is not there."""
 
     def __init__(self, settings: InstanceSettings) -> None:
         torch.set_num_threads(max(1, settings.threads))

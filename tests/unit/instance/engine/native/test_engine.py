@@ -235,3 +235,9 @@ def test_a_device_that_is_not_there_is_refused(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: int(device == "cuda:1"))
     with pytest.raises(EngineError, match=f"device {device}: .* set device: cpu"):
         start({"llama": tiny_folders["llama"]}, device=device)
+
+
+def test_a_broken_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(EngineError, match=r"config\.json"):
+        start({"llama": tmp_path})
