@@ -78,7 +78,7 @@ class Rotation:
         overrun = own.chunk + share.protected * own.decode_step > left
         self._watch(self.plan.at_risk or (slot.model if overrun else None))
         pending = not slot.stuck and state.prefill_pending()
-        slot.grant(share, bounded=pending or not alone)
+        slot.grant(share, pending or not alone, left)
 
     def _left(self, slot: Slot, state: ModelState, ready: list[ModelState]) -> float:
         """Seconds that the slot may last so that the model to be served next is revisited, after

@@ -212,7 +212,7 @@ class RoundScheduler:
             steps = slot.steps_left(now, step, longest)
         elif slot.owed:
             steps = slot.owed
-        elif self._worth_finishing(active.state, longest * step):
+        elif self._worth_finishing(slot, active.state, longest * step, now):
             steps = longest
         else:
             steps = 0
@@ -221,12 +221,12 @@ class RoundScheduler:
         ids = tuple(call.call.call_id for call in batch)
         return Run(slot.model, self._phase, ids, (1,) * len(ids), min(steps, longest))
 
-    def _worth_finishing(self, state: ModelState, seconds: float) -> bool:
+    def _worth_finishing(self, slot: Slot, state: ModelState, seconds: float, now: int) -> bool:
         """Going on until all is done costs the waiting models ``seconds`` now and saves them
-        another visit to this model, its activation at least."""
+        another visit to this model, its activation at least. The bound of Eq. 5 stands."""
         if self._rotation.alone or state.prefill_pending():
             return False
-        return seconds <= state.profile.activation
+        return seconds <= state.profile.activation and now + seconds * NANOSECONDS <= slot.latest
 
     # --- what it led to ------------------------------------------------------------------------
 

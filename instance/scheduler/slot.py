@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,6 +15,7 @@ NOTHING: Final = Share(prefill=0.0, protected=0, seconds=0.0)
 @dataclass(slots=True)
 class Slot:
     """``limit`` (ns) is when decode beyond the protected ends; None while no other work waits.
+    ``latest`` (ns) is when it must end for the next model to be revisited within its bound.
     ``paid`` counts decode iterations against ``share.protected``. ``stuck`` tells that P could
     begin nothing: there is no point in another P before a call ends. ``due`` iterations are what
     the time since the model's last slot asks for, however long that has really been."""
@@ -23,6 +25,7 @@ class Slot:
     due: int = 0
     share: Share = NOTHING
     limit: int | None = None
+    latest: float = math.inf
     prefill_spent: float = 0.0
     prefill_runs: int = 0
     paid: int = 0
@@ -33,10 +36,12 @@ class Slot:
     def owed(self) -> int:
         return max(0, self.share.protected - self.paid)
 
-    def grant(self, share: Share, bounded: bool) -> None:
-        """Take a (new) share, counted from when the slot opened."""
+    def grant(self, share: Share, bounded: bool, left: float) -> None:
+        """Take a (new) share and the seconds ``left`` before the next model's bound, both
+        counted from when the slot opened."""
         self.share = share
         self.limit = self.opened + int(share.seconds * NANOSECONDS) if bounded else None
+        self.latest = self.opened + left * NANOSECONDS
 
     def fits(self, seconds: float) -> bool:
         """Whether P may go on for ``seconds``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections import abc, defaultdict
+from collections import abc, defaultdict, deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -25,8 +25,10 @@ from alipes.instance.contract import (
     chain_root,
 )
 from alipes.instance.engine.protocol import EngineError, Row, Sampled, SwitchReport
+from alipes.instance.scheduler import phases
 from alipes.instance.scheduler.rounds import RoundScheduler
 from alipes.instance.scheduler.sequence import CallState, Sequence
+from alipes.instance.scheduler.slot import Slot
 from alipes.instance.scheduler.work import Progress, Resume, Run, Switch, Work
 
 BLOCK = 4
@@ -176,7 +178,10 @@ class Driver:
         self.works: list[Work] = []
         self._since: dict[str, list[str]] = {}
         self._slot: object = None
-        self._slot_model = ""
+        self._open: Slot | None = None
+        self._iterations = 0
+        # Of each model's last three slots: when they opened, and the troubles counted by then.
+        self.openings: dict[str, deque[tuple[int, int]]] = defaultdict(lambda: deque(maxlen=3))
 
     # --- inputs ---
 
@@ -197,12 +202,9 @@ class Driver:
 
     def turn(self, steps: int = 1_000_000) -> Work | None:
         """Execute the next work, of a run at most ``steps`` iterations."""
-        slot, decoding = self.scheduler._slot, self._decoding()
+        decoding = self._decoding()
         work = self.scheduler.next(self.engine.now)
-        if slot is not None and slot is not self.scheduler._slot:
-            # It has just been closed: it owes nothing to a call that could still decode.
-            alive = [c for c in decoding if c.state in (CallState.DECODE, CallState.SAVED)]
-            assert slot.owed == 0 or not alive
+        self._watch(decoding)
         assert (work is None) == (not self.live) or isinstance(work, Switch)
         if work is None:
             return None
@@ -234,6 +236,7 @@ class Driver:
         seconds = (self.engine.now - begin) / 1e9
         switch = self.engine.activate(work.model)
         self._take(self.scheduler.switched(work, switch, seconds, self.engine.now), work.model)
+        self._watch([])
 
     def _run(self, run: Run, steps: int) -> None:
         self._visit(run)
@@ -245,6 +248,7 @@ class Driver:
             sampled = self.engine.step(self.scheduler.rows(run))
             seconds = (self.engine.now - begin) / 1e9
             progress = self.scheduler.stepped(run, sampled, seconds, self.engine.now)
+            self._iterations += run.phase in phases.DECODE
             self._take(progress, run.model)
             if progress.over:
                 break
@@ -311,6 +315,36 @@ class Driver:
             seen = self._since.setdefault(name, [])
             assert run.model not in seen, f"{run.model} had two slots while {name} waited"
             seen.append(run.model)
+
+    def _watch(self, decoding: list[Sequence]) -> None:
+        """Note when slots open and close; ``decoding`` are the calls that did until now."""
+        slot = self.scheduler._slot
+        if slot is self._open:
+            return
+        if self._open is not None:
+            self._check_paid(self._open, decoding)
+        if slot is not None:
+            self._iterations = 0
+            self.openings[slot.model].append((self.engine.now, self._troubles()))
+        self._open = slot
+
+    def _check_paid(self, slot: Slot, decoding: list[Sequence]) -> None:
+        """A slot that closes owes nothing to calls that could still decode. One that decoded
+        before the model's last slot too has had, by the driver's own count, an iteration for
+        each T_TPOT since that slot opened, unless the scheduler told of trouble."""
+        alive = [c for c in decoding if c.state in (CallState.DECODE, CallState.SAVED)]
+        assert slot.owed == 0 or not alive
+        if len(self.openings[slot.model]) < 3:
+            return
+        (_, troubles), (before, _), (opened, _) = self.openings[slot.model]
+        through = [c for c in alive if self.token_times[c.call.call_id][0] <= before]
+        if through and troubles == self._troubles():
+            due = (opened - before) / 1e9 / self.settings.targets.tpot
+            assert self._iterations >= due - 1e-9
+
+    def _troubles(self) -> int:
+        tally = self.scheduler._tally
+        return sum(tally.deadline_risk.values()) + tally.preempted
 
     def _decoding(self) -> list[Sequence]:
         active = self.scheduler._active

@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
 
 from alipes.instance.contract import FailureClass, Targets
 from alipes.instance.scheduler.work import Resume, Run, Switch
 
-from .simulated import BLOCK, Driver, report, settings_of, submission
+from .simulated import BLOCK, Costs, Driver, report, settings_of, submission
 
 
 def driver_of(names: list[str], blocks: int = 400, **changes: object) -> Driver:
@@ -61,6 +63,37 @@ def test_rounds_stay_within_their_bound() -> None:
     assert len(waits) > 5
     # The first rounds run on priors; after them a model is back within the bound and a run.
     assert max(waits[3:]) <= bound * 1.1
+
+
+@given(
+    switch=st.floats(0.0, 0.4),
+    step=st.floats(0.004, 0.02),
+    token=st.floats(0.0005, 0.004),
+    prompts=st.lists(st.integers(1, 90), min_size=6, max_size=20),
+    outputs=st.lists(st.integers(1, 90), min_size=6, max_size=20),
+)
+@settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
+def test_every_model_is_revisited_within_the_bound_or_the_risk_is_told(
+    switch: float, step: float, token: float, prompts: list[int], outputs: list[int]
+) -> None:
+    driver = driver_of(["a", "b", "c"], host_bytes=10**6)
+    driver.engine.costs = Costs(token=token, step=step, switch=switch)
+    bound = driver.settings.targets.gamma * driver.settings.targets.ttft
+    longest_run = driver.engine.costs.base + driver.settings.prefill_chunk * token + step
+    lengths = zip(itertools.cycle(prompts), itertools.cycle(outputs), strict=False)
+    for number, (prompt, output) in zip(range(60), lengths, strict=False):
+        driver.submit(submission(number, "abc"[number % 3], [number] * prompt, output))
+    slots = 0
+    opened: dict[str, int] = {}
+    while driver.turn() is not None:
+        for name, openings in driver.openings.items():
+            if opened.get(name) == openings[-1][0]:
+                continue
+            opened[name] = openings[-1][0]
+            slots += 1
+            # The first rounds run on priors, and later ones on means of what was measured.
+            if slots > 12 and openings[0][1] == openings[-1][1]:
+                assert (openings[-1][0] - openings[-2][0]) / 1e9 <= bound * 1.02 + longest_run
 
 
 def test_a_prompt_longer_than_a_round_is_computed_over_several_slots() -> None:
