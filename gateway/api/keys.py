@@ -38,10 +38,10 @@ class Keyring:
         return found
 
     @contextmanager
-    def slot(self, key: ApiKey | None) -> Iterator[str]:
-        """Hold one of the key's calls; yields the tenant. Raises a 429 when all are taken."""
+    def slot(self, key: ApiKey | None) -> Iterator[None]:
+        """Hold one of the key's calls. Raises a 429 when all are taken."""
         if key is None:
-            yield ""
+            yield
             return
         if self._open[key.key] >= key.max_concurrent:
             raise ApiError(
@@ -53,7 +53,7 @@ class Keyring:
             )
         self._open[key.key] += 1
         try:
-            yield key.tenant
+            yield
         finally:
             self._open[key.key] -= 1
 

@@ -138,13 +138,13 @@ class Endpoint:
             return
         keys = self._service.keys
         key = keys.identify(exchange.headers)
+        exchange.record.tenant = key.tenant if key is not None else ""
         if self._access is Access.KEY:
             await self._handler(self._service, exchange)
             return
         if self._service.stopping:
             raise _stopping()
-        with keys.slot(key) as tenant:
-            exchange.record.tenant = tenant
+        with keys.slot(key):
             await self._handler(self._service, exchange)
 
     def _conclude(self, exchange: Exchange) -> None:

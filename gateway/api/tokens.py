@@ -37,7 +37,7 @@ async def tokenize(service: Service, exchange: Exchange) -> None:
     if (body.prompt is None) == (body.messages is None):
         raise invalid("prompt", "send either prompt or messages")
     if body.messages is not None:
-        prompt = await text.chat(body.messages, function_tools(body.tools))
+        prompt = await text.chat(body.messages, function_tools(body.tools), exchange.record.tenant)
     else:
         prompt = await text.text(body.prompt or "")
     tokens = prompt.tokens.tolist()

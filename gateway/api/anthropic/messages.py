@@ -47,7 +47,7 @@ async def messages(service: Service, exchange: Exchange) -> None:
 async def count_tokens(service: Service, exchange: Exchange) -> None:
     body = await exchange.json(_count, service.body_limit)
     shown, tools = template_input(body)
-    prompt = await service.text(body.model).chat(shown, tools)
+    prompt = await service.text(body.model).chat(shown, tools, exchange.record.tenant)
     await exchange.reply({"input_tokens": len(prompt.tokens)})
 
 

@@ -66,9 +66,11 @@ class LetterText:
     def __init__(self, name: str) -> None:
         self.name = name
         self.seen: list[Any] = []
+        self.tenants: list[str] = []
 
     async def chat(self, messages: list[Any], tools: list[Any] | None, tenant: str = "") -> Any:
         self.seen.append((messages, tools))
+        self.tenants.append(tenant)
         return await self.text("".join(f"{m['role']}:{m['content']}\n" for m in messages))
 
     async def text(self, prompt: str) -> Any:
@@ -161,8 +163,8 @@ class ScriptedFleet:
             await asyncio.sleep(0.001)
         raise AssertionError("no cancel reached the instance")
 
-    def start(self, instance: str, call: Submit) -> None:
-        self.dispatcher.message(instance, Started(call.call_id, PROMPT_CACHED, 0.0))
+    def start(self, instance: str, call: Submit, cached: int = PROMPT_CACHED) -> None:
+        self.dispatcher.message(instance, Started(call.call_id, cached, 0.0))
 
     def say(self, instance: str, call: Submit, text: str) -> None:
         for letter in text:

@@ -73,6 +73,17 @@ def test_tenants_have_their_own_chain_roots(staged: Staged) -> None:
     staged(body, api_keys=KEYS)
 
 
+def test_prompts_are_known_to_their_tenant_only(staged: Staged) -> None:
+    async def body(stage: Any) -> None:
+        stage.fleet.auto = "x"
+        key = {"x-api-key": "key-b"}
+        for path in (CHAT, "/v1/messages", "/v1/messages/count_tokens", "/tokenize"):
+            assert (await stage.browser.post(path, BODY | {"max_tokens": 5}, key)).status == 200
+        assert stage.texts["hot-model"].tenants == ["team-b"] * 4
+
+    staged(body, api_keys=KEYS)
+
+
 @pytest.mark.parametrize("sent", ["", "with space", "a" * 129, "x\ty", "é"])
 def test_a_strange_request_id_is_replaced(staged: Staged, sent: str) -> None:
     async def body(stage: Any) -> None:
