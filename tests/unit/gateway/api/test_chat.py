@@ -38,6 +38,25 @@ def test_whole_answer_with_usage_and_placement_headers(staged: Staged) -> None:
     staged(body)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+def test_cached_tokens_are_told_when_there_are_none(
+    staged: Staged, path: str, stream: bool
+) -> None:
+    async def body(stage: Any) -> None:
+        options = {"stream": stream, "stream_options": {"include_usage": True}, "prompt": "hi"}
+        reply, task = stage.browser.open("POST", path, _json(BODY | options))
+        ((instance, call),) = await stage.fleet.submitted()
+        stage.fleet.start(instance, call, cached=0)
+        stage.fleet.say(instance, call, "a")
+        stage.fleet.finish(instance, call, 1)
+        await task
+        usage = reply.events()[-2]["usage"] if stream else reply.json()["usage"]
+        assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+
+    staged(body)
+
+
 def test_sampling_reaches_the_instance(staged: Staged) -> None:
     fields = {
         "temperature": 0.0,

@@ -181,6 +181,26 @@ def test_pings_keep_a_silent_message_stream_alive(staged: Staged) -> None:
     staged(body, limits=Limits(keep_alive=0.05))
 
 
+def test_comments_come_while_a_prompt_is_computed(staged: Staged) -> None:
+    """After the headers and the start of the call: a long prefill, or a model that is opened."""
+
+    async def body(stage: Any) -> None:
+        reply, task = stage.browser.open("POST", CHAT, _raw(stream=True, stop=["xy"]))
+        ((instance, call),) = await stage.fleet.submitted()
+        stage.fleet.start(instance, call)
+        await reply.until(lambda r: r.body.count(b": keep-alive\n\n") >= 2)
+        assert reply.headers["x-alipes-instance"] == instance
+        # A token whose text is held back, as it may begin a stop string, shows nothing.
+        stage.fleet.say(instance, call, "x")
+        seen = reply.body.count(b": keep-alive\n\n")
+        await reply.until(lambda r: r.body.count(b": keep-alive\n\n") >= seen + 2)
+        stage.fleet.finish(instance, call, 1)
+        await asyncio.wait_for(task, 5)
+        assert b'"content":"x"' in reply.body
+
+    staged(body, limits=Limits(keep_alive=0.05))
+
+
 def test_a_full_queue_is_429_with_retry_after(staged: Staged) -> None:
     async def body(stage: Any) -> None:
         waiting = [stage.browser.open("POST", CHAT, _raw())[1] for _ in range(2)]

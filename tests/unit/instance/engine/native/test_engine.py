@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -168,6 +169,20 @@ def test_a_switch_is_told_and_comes_back_to_its_addresses(engine: NativeEngine) 
     generate(engine, 4)
     assert engine.activate("llama").addresses_kept
     assert generate(engine, 4).tolist() == before
+
+
+def test_a_region_that_has_moved_is_noticed_and_bound_again(engine: NativeEngine) -> None:
+    engine.activate("llama")
+    before = generate(engine, 4).tolist()
+    engine.activate("qwen3")
+    arena = engine._arena
+    engine._arena = moved = copy.copy(arena)
+    moved._memory = arena._memory.clone()
+    assert not engine.activate("llama").addresses_kept
+    arena._memory[: 64 << 20].fill_(255)
+    assert generate(engine, 4).tolist() == before
+    assert not engine.activate("qwen3").addresses_kept
+    assert engine.activate("llama").addresses_kept
 
 
 def test_saved_state_is_exact_and_bounded(engine: NativeEngine) -> None:
