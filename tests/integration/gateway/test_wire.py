@@ -42,6 +42,26 @@ def test_a_disconnect_frees_everything(stack: Any, stream: bool, model: str) -> 
     assert stack.counter("cancelled") == cancelled + 1
 
 
+def test_a_disconnect_during_prefill_frees_everything(stack: Any) -> None:
+    cancelled = stack.counter("cancelled")
+    words = [{"role": "user", "content": "one two three " * 2000}]
+    raw = json.dumps(LONG | {"stream": True, "model": "beta", "messages": words}).encode()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(raw)}\r\n\r\n".encode()
+    with socket.create_connection(("127.0.0.1", httpx.URL(stack.url).port or 0)) as connection:
+        connection.sendall(head + raw)
+        load = {"running": 0}
+        while not load["running"]:
+            time.sleep(0.01)
+            load = stack.instances()["cold-0"]["snapshot"]["loads"]["beta"]
+        assert load["waiting_tokens"] > 0
+    stack.until_idle()
+    assert stack.counter("cancelled") == cancelled + 1
+    for instance in stack.instances().values():
+        occupancy = instance["snapshot"]["occupancy"]
+        assert occupancy["held"] == occupancy["host_used"] == 0
+        assert occupancy["free"] + occupancy["cached"] == occupancy["total"]
+
+
 def test_a_client_that_leaves_at_once_frees_everything(stack: Any) -> None:
     raw = json.dumps(LONG | {"stream": True}).encode()
     head = f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(raw)}\r\n\r\n".encode()

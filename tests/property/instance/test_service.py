@@ -116,12 +116,14 @@ def test_a_prompt_longer_than_a_round_is_computed_over_several_slots() -> None:
     driver.check_idle()
 
 
-def test_an_arriving_prompt_is_interleaved_with_decode() -> None:
-    driver = driver_of(["a"], targets=Targets(ttft=4.0, tpot=0.04, gamma=0.8))
+@pytest.mark.parametrize(("host_bytes", "priority"), [(10**6, 0), (0, 1)])
+def test_an_arriving_prompt_is_interleaved_with_decode(host_bytes: int, priority: int) -> None:
+    targets = Targets(ttft=4.0, tpot=0.04, gamma=0.8)
+    driver = driver_of(["a"], targets=targets, host_bytes=host_bytes)
     driver.submit(submission(1, "a", [1] * 8, max_tokens=100))
     for _ in range(4):
         driver.turn(steps=3)
-    driver.submit(submission(2, "a", [2] * 64, max_tokens=2))
+    driver.submit(submission(2, "a", [2] * 64, max_tokens=2, priority=priority))
     driver.drain()
     phases = [work.phase for work in runs(driver)]
     first = phases.index("P", phases.index("P") + 1)
