@@ -159,6 +159,57 @@ def test_a_slot_is_closed_as_soon_as_another_model_waits_and_decode_is_paid() ->
     driver.drain()
 
 
+def test_what_ends_sooner_than_another_visit_takes_is_finished() -> None:
+    driver = driver_of(["a", "b", "c"], host_bytes=10**6, switch_share=0.3)
+    driver.engine.costs.switch = 0.25
+    for number in range(60):
+        tokens = (45, 59, 2, 1, 1, 63)[number % 6]
+        driver.submit(submission(number, "abc"[number % 3], [number], tokens))
+    beyond: set[bytes] = set()
+    work = driver.turn()
+    while work is not None:
+        slot = driver.scheduler._slot
+        paid = slot is not None and slot.owed == 0
+        work = driver.turn()
+        if isinstance(work, Run) and work.phase == "Dfin" and paid:
+            if driver.scheduler._slot is slot:
+                beyond.update(work.call_ids)
+        elif isinstance(work, Switch):
+            assert beyond.isdisjoint(saved.call_id for saved in work.save)
+    assert beyond
+
+
+def test_a_switch_costs_what_saving_and_restoring_take_too() -> None:
+    driver = driver_of(["a", "b"], host_bytes=10**6)
+    driver.engine.costs.copy = 0.05
+    for number in (1, 2):
+        driver.submit(submission(number, "a", [number] * 4, max_tokens=300))
+    driver.turn()
+    driver.turn()
+    driver.submit(submission(3, "b", [3] * 4, max_tokens=1))
+    while not (isinstance(driver.works[-1], Switch) and driver.works[-1].model == "b"):
+        driver.turn()
+    assert len(driver.works[-1].save) == 2
+    estimates = driver.scheduler.snapshot(driver.engine.now).estimates
+    assert estimates["b"].switch == pytest.approx(0.1 + 2 * 0.05)
+    while not isinstance(driver.works[-1], Resume):
+        driver.turn()
+    estimates = driver.scheduler.snapshot(driver.engine.now).estimates
+    assert estimates["a"].switch == pytest.approx(0.1 + 2 * 0.05)
+
+
+def test_a_round_that_time_has_overrun_is_told() -> None:
+    driver = driver_of(["a", "b"], host_bytes=10**6)
+    for number in (1, 2):
+        driver.submit(submission(number, "ab"[number % 2], [number] * 4, max_tokens=200))
+    while len(driver.openings["a"]) < 3:
+        driver.turn()
+    assert not driver.scheduler.snapshot(driver.engine.now).counters.deadline_risk
+    driver.engine.spend(2 * driver.settings.targets.ttft)
+    driver.drain()
+    assert driver.scheduler.snapshot(driver.engine.now).counters.deadline_risk
+
+
 def test_a_known_prefix_is_not_computed_again() -> None:
     driver = driver_of(["a"])
     prompt = [1, 2, 3, 4, 5, 6, 7, 8]
