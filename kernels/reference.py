@@ -5,7 +5,6 @@ n rows of a batch, H query heads, K key-value heads, D head size. Activations ar
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -140,10 +139,9 @@ def restrict(logits: torch.Tensor, top_k: int, top_p: float, min_p: float) -> to
     return probs.masked_fill(probs < least, 0.0)
 
 
-def invert(probs: torch.Tensor, uniform: float) -> int:
-    """The token at which the cumulative sum of (vocab,), in vocabulary order, passes
-    ``uniform`` in [0, 1) of the total."""
-    total = probs.double().cumsum(0)
-    end = float(total[-1])
-    target = min(end * uniform, math.nextafter(end, 0.0))
-    return int(torch.searchsorted(total, target, right=True))
+def race(probs: torch.Tensor, arrivals: torch.Tensor) -> int:
+    """The token (of vocab) that a race in which each runs at the speed of its probability gives:
+    ``arrivals`` (vocab,) float64 are independent and exponential, which makes the winner a draw
+    from ``probs``. Other than inverting a cumulative sum, small changes of all probabilities
+    move the winner only where two are nearly level."""
+    return int((probs / arrivals).argmax())

@@ -37,7 +37,7 @@ class Kernels:
     scatter_blocks: Callable[[Tensor, Tensor, Tensor], None]
     penalize: Callable[[Tensor, Tensor, int, float, float, float], None]
     restrict: Callable[[Tensor, int, float, float], Tensor]
-    invert: Callable[[Tensor, float], int]
+    race: Callable[[Tensor, Tensor], int]
 
 
 REFERENCE: Final = Kernels(
@@ -53,7 +53,7 @@ REFERENCE: Final = Kernels(
     scatter_blocks=reference.scatter_blocks,
     penalize=reference.penalize,
     restrict=reference.restrict,
-    invert=reference.invert,
+    race=reference.race,
 )
 
 PORTABLE: Final = replace(

@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 
+from alipes.instance.engine.protocol import EngineError
 from alipes.instance.memory.plan import PAGE, MemoryPlan, ModelPlan
 
 _HUGE: Final = getattr(mmap, "MADV_HUGEPAGE", None)
@@ -15,8 +16,12 @@ _HUGE: Final = getattr(mmap, "MADV_HUGEPAGE", None)
 
 def host_buffer(nbytes: int) -> torch.Tensor:
     """Zeroed process memory (nbytes,) uint8 that is paged in on first touch, in huge pages
-    where the kernel gives them: weights are streamed through every step."""
-    region = mmap.mmap(-1, max(nbytes, 1))
+    where the kernel gives them: weights are streamed through every step. Raises
+    ``EngineError`` when the machine refuses so much."""
+    try:
+        region = mmap.mmap(-1, max(nbytes, 1))
+    except (OSError, OverflowError) as error:
+        raise EngineError(f"no {nbytes:,} bytes of memory: lower device_bytes ({error})") from error
     if _HUGE is not None:
         region.madvise(_HUGE)
     return torch.frombuffer(region, dtype=torch.uint8)[:nbytes]

@@ -3,12 +3,13 @@ call that was moved, resumed or batched otherwise draws what it would have drawn
 
 from __future__ import annotations
 
-import hashlib
-import struct
+import math
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from alipes.instance.contract import Sampling, TopLogprob
 from alipes.instance.engine.protocol import Draw, EngineError, Row, Sampled
@@ -18,10 +19,12 @@ GREEDY_BELOW: Final = 1e-5
 """Temperatures under it leave the largest logit alone, and dividing by some would overflow."""
 
 
-def uniform(seed: int, position: int) -> float:
-    """In [0, 1): 53 bits of a hash of seed and position."""
-    digest = hashlib.blake2b(struct.pack("<Qq", seed & (2**64 - 1), position), digest_size=8)
-    return (int.from_bytes(digest.digest(), "little") >> 11) * 2.0**-53
+def arrivals(seed: int, position: int, count: int) -> NDArray[np.float64]:
+    """(count,) independent exponential times, one for each token: a counter-based generator
+    with the seed as its key and the position in its counter."""
+    bits = np.random.Philox(key=seed & (2**64 - 1), counter=(0, 0, 0, position)).random_raw(count)
+    times: NDArray[np.float64] = -np.log(((bits >> np.uint64(11)) + 0.5) * 2.0**-53)
+    return times
 
 
 def sample(rows: Sequence[Row], logits: torch.Tensor, kernels: Kernels) -> tuple[Sampled, ...]:
@@ -100,4 +103,7 @@ def _draw_token(logits: torch.Tensor, draw: Draw, kernels: Kernels) -> int:
         return int(logits.argmax())
     scaled = logits / sampling.temperature
     probs = kernels.restrict(scaled, sampling.top_k, sampling.top_p, sampling.min_p)
-    return kernels.invert(probs, uniform(sampling.seed, len(draw.history)))
+    if not math.isfinite(float(probs.sum())):
+        return logits.shape[0]
+    times = torch.from_numpy(arrivals(sampling.seed, len(draw.history), logits.shape[0]))
+    return kernels.race(probs, times.to(logits.device))

@@ -183,10 +183,14 @@ def test_restrict_keeps_what_it_says() -> None:
         assert PORTABLE.restrict(probs.log(), *limits).nonzero().flatten().tolist() == kept
 
 
-def test_invert_walks_the_vocabulary_in_order(kernels: Kernels) -> None:
-    probs = torch.tensor([0.0, 0.2, 0.0, 0.2, 0.4, 0.0])
-    draws = [kernels.invert(probs, u) for u in (0.0, 0.2499, 0.2501, 0.4999, 0.5001, 1 - 2**-53)]
-    assert draws == [1, 1, 3, 3, 4, 4]
+def test_the_race_is_won_by_speed_over_time(kernels: Kernels) -> None:
+    probs = torch.tensor([0.0, 0.2, 0.0, 0.3, 0.5, 0.0])
+    even = torch.ones(6, dtype=torch.float64)
+    assert kernels.race(probs, even) == 4
+    even[4] = 2.0
+    assert kernels.race(probs, even) == 3
+    even[0] = 1e-12
+    assert kernels.race(probs, even) == 3
 
 
 def test_few_rows_multiply_in_float16_only_where_they_may() -> None:

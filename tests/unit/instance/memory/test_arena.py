@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from alipes.instance.engine.protocol import EngineError
 from alipes.instance.memory.arena import Arena, host_buffer
 from alipes.instance.memory.plan import PAGE, MemoryPlan, ModelPlan
 
@@ -39,3 +40,8 @@ def test_host_memory_starts_zeroed(nbytes: int) -> None:
     memory = host_buffer(nbytes)
     assert memory.shape == (nbytes,)
     assert not bool(memory.any())
+
+
+def test_more_than_the_machine_gives_is_refused_in_numbers() -> None:
+    with pytest.raises(EngineError, match="no 1,152,921,504,606,846,976 bytes of memory: lower"):
+        host_buffer(1 << 60)
