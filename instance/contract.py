@@ -10,7 +10,6 @@ crosses the boundary.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from enum import StrEnum
 from typing import Final
 
@@ -147,14 +146,6 @@ def chain_key(parent: bytes, tokens: TokenIds) -> bytes:
     return hashlib.blake2b(
         np.ascontiguousarray(tokens, dtype="<i4").tobytes(), digest_size=KEY_BYTES, key=parent
     ).digest()
-
-
-def block_path(root: bytes, tokens: TokenIds, block_tokens: int) -> Iterator[bytes]:
-    """Keys of the full blocks of ``tokens``, in order; the partial tail has no key."""
-    key = root
-    for end in range(block_tokens, len(tokens) + 1, block_tokens):
-        key = chain_key(key, tokens[end - block_tokens : end])
-        yield key
 
 
 # --- to the instance ---------------------------------------------------------------------------

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 import torch
 
-LogSumExp = tuple[torch.Tensor, torch.Tensor]
-
 
 @dataclass(frozen=True, slots=True)
 class Segment:
