@@ -109,7 +109,6 @@ class Choice:
         self._decoder = job.text.decoder()
         self._stops = StopMatcher(job.stops)
         self._parser = job.text.output(job.tools) if job.chat else None
-        self._skip = frozenset(() if job.ignore_eos else job.text.stop_ids)
         self._keep = job.sampling.top_logprobs >= 0
         self._pending: list[Drawn] = []
         self._tools = False
@@ -117,8 +116,6 @@ class Choice:
     def draw(self, drawn: Drawn) -> Update | None:
         """Take one token; None when nothing can be shown yet. After a stop string the update
         has ``finish`` and nothing more may come."""
-        if drawn.token in self._skip:
-            return None
         self.tokens += 1
         if self._keep:
             self._pending.append(drawn)

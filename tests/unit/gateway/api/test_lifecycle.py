@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from alipes.gateway.calls import CallFailure, FailureKind
 from alipes.gateway.config import Limits
 from alipes.gateway.dispatch import MAX_ATTEMPTS, RETRY_SECONDS
 from alipes.instance.contract import Cancel, FailureClass, Submit
@@ -201,6 +202,18 @@ def test_comments_come_while_a_prompt_is_computed(staged: Staged) -> None:
     staged(body, limits=Limits(keep_alive=0.05))
 
 
+def test_the_headers_of_a_placed_stream_do_not_wait_for_its_start(staged: Staged) -> None:
+    async def body(stage: Any) -> None:
+        reply, task = stage.browser.open("POST", CHAT, _raw(stream=True))
+        ((instance, call),) = await stage.fleet.submitted()
+        await reply.until(lambda r: r.status == 200)
+        assert reply.headers["x-alipes-instance"] == instance
+        stage.fleet.answer(instance, call, "ok")
+        await asyncio.wait_for(task, 5)
+
+    staged(body, limits=Limits(keep_alive=60))
+
+
 def test_a_full_queue_is_429_with_retry_after(staged: Staged) -> None:
     async def body(stage: Any) -> None:
         waiting = [stage.browser.open("POST", CHAT, _raw())[1] for _ in range(2)]
@@ -254,6 +267,18 @@ def test_no_call_starts_once_the_gateway_stops(staged: Staged) -> None:
         assert (reply.status, reply.json()["error"]["type"]) == (503, "overloaded_error")
         assert (await stage.browser.get("/ready")).status == 503
         assert (await stage.browser.get("/health")).status == 200
+
+    staged(body)
+
+
+def test_a_gateway_that_stops_frees_what_still_runs(staged: Staged) -> None:
+    async def body(stage: Any) -> None:
+        reply, task = stage.browser.open("POST", CHAT, _raw())
+        ((_, call),) = await stage.fleet.submitted()
+        stage.dispatcher.fail_all(CallFailure(FailureKind.STOPPING, "stopping"))
+        await asyncio.wait_for(task, 5)
+        assert (reply.status, reply.json()["error"]["code"]) == (503, "shutting_down")
+        assert [cancel.call_id for cancel in stage.fleet.of(Cancel)] == [call.call_id]
 
     staged(body)
 
