@@ -67,6 +67,7 @@ def variant(kind: str, source: str) -> Tokenizer:
         tokenizer.add_special_tokens(
             [AddedToken("<gh>"), AddedToken("<gh><x>  <y>"), AddedToken("<pad>", lstrip=True)]
         )
+        tokenizer.add_special_tokens([AddedToken("<q>"), AddedToken("go<q>zz")])
         tokenizer.add_tokens([AddedToken("<W>", single_word=True), AddedToken("word 1")])
         tokenizer.add_special_tokens([AddedToken("<|", rstrip=True)])
     return tokenizer
@@ -104,12 +105,14 @@ def test_joined_ids_equal_ids_from_scratch(
     assert ids.tolist() == reference.encode(text, add_special_tokens=False).ids
 
 
+@pytest.mark.parametrize(
+    ("before", "text"), [("go <gh><x>  Q", "go <gh><x>  <y> on"), ("go<q> Q", "go<q>zz on")]
+)
 def test_an_added_token_may_begin_before_a_cut_and_end_after_it(
-    encoders: dict[str, tuple[TextEncoder, Tokenizer]],
+    encoders: dict[str, tuple[TextEncoder, Tokenizer]], before: str, text: str
 ) -> None:
     encoder, reference = encoders["greedy-added"]
-    known = Known("go <gh><x>  Q", *encoder.encode("go <gh><x>  Q", release=False))
-    text = "go <gh><x>  <y> on"
+    known = Known(before, *encoder.encode(before, release=False))
     start, index = joint(known, text)
     ids = [*known.ids[:index], *encoder.encode(text[start:], release=False).ids]
     assert ids == reference.encode(text, add_special_tokens=False).ids
