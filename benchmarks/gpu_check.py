@@ -1,0 +1,146 @@
+"""Everything that needs a CUDA device, in one run: the ``gpu`` tests, then switches and tokens.
+
+Switches are held against the copy bandwidth of pinned memory, measured in the same run. With
+``--dry-run`` the same steps run on the CPU with tiny sizes, and nothing is claimed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+import torch
+from common import Claim, arguments, at_least, write_report
+
+from alipes.instance.checkpoints.sources import prepare
+from alipes.instance.contract import (
+    InstanceSettings,
+    ModelSettings,
+    Pool,
+    RandomWeights,
+    Sampling,
+    Targets,
+)
+from alipes.instance.engine.native.engine import NativeEngine
+from alipes.instance.engine.protocol import Draw, Row
+
+TESTS_SECONDS = 300
+FAMILIES = ("llama", "qwen3", "qwen3-moe")
+GREEDY = Sampling(temperature=0)
+Cells = dict[str, Any]
+
+
+def run_tests() -> Claim:
+    """The ``gpu`` tests in a process of their own; pytest exits 5 where it finds none."""
+    command = (sys.executable, "-P", "-m", "pytest", "-m", "gpu", "tests")
+    root = Path(__file__).parents[1]
+    done = subprocess.run(command, cwd=root, timeout=TESTS_SECONDS, check=False)
+    passed = done.returncode == 0
+    return Claim("the gpu tests pass", float(passed), "", "= 1", passed)
+
+
+def build(device: str, size: str) -> NativeEngine:
+    cache = Path(os.environ.get("ALIPES_CACHE", "~/.cache/alipes")).expanduser()
+    folders = {f: prepare(RandomWeights(f, size), cache, lambda *_: None) for f in FAMILIES}
+    models = tuple(ModelSettings(name, str(folder)) for name, folder in folders.items())
+    return NativeEngine(
+        InstanceSettings(
+            name="check",
+            pool=Pool.COLD,
+            models=models,
+            targets=Targets(),
+            endpoint="",
+            device=device,
+            device_bytes=1 << 30,
+        )
+    )
+
+
+def timed(device: str, work: Callable[[], Any]) -> float:
+    begin = time.perf_counter()
+    work()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter() - begin
+
+
+def copy_rate(device: str) -> float:
+    """Bytes a second from pinned host memory (plain memory on the CPU)."""
+    source = torch.ones(64 << 20)
+    source = source.pin_memory() if device != "cpu" else source
+    target = torch.empty_like(source, device=device)
+    return source.nbytes / min(timed(device, lambda: target.copy_(source)) for _ in range(5))
+
+
+def switches(device: str, engine: NativeEngine, rounds: int) -> tuple[list[Cells], list[Claim]]:
+    """Every model in turn; addresses must stay, and copying must be most of the time."""
+    bound, kept = copy_rate(device), True
+    seconds: dict[str, list[float]] = {name: [] for name in FAMILIES}
+    copied = dict.fromkeys(FAMILIES, 0)
+    for _ in range(rounds):
+        for name in FAMILIES:
+            report = engine.activate(name)
+            seconds[name].append(report.seconds)
+            copied[name], kept = report.bytes_copied, kept and report.addresses_kept
+    rows: list[Cells] = [
+        {
+            "case": f"switch to {name}",
+            "ms": median(seconds[name]) * 1e3,
+            "bytes": copied[name],
+            "of copy bound": copied[name] / median(seconds[name]) / bound,
+        }
+        for name in FAMILIES
+    ]
+    share = min(row["of copy bound"] for row in rows)
+    return rows, [
+        Claim("addresses stay over all switches", float(kept), "", "= 1", kept),
+        at_least("switches near the copy bound", share, "of it", 0.5),
+    ]
+
+
+def speeds(device: str, engine: NativeEngine, steps: int) -> list[Cells]:
+    """Tokens a second of each model: a prompt of 512, then eight calls that decode together."""
+    rows = []
+    for name in FAMILIES:
+        engine.activate(name)
+        prompt = np.random.default_rng(2).integers(100, 40_000, 512).astype(np.int32)
+        first = [Row(b"p", prompt, 0, range(8), Draw(GREEDY, prompt, 512))]
+        prefill = min(timed(device, partial(engine.step, first)) for _ in range(3))
+        batch = [
+            Row(bytes([i]), prompt[-1:], 511, range(8 * i, 8 * i + 8), Draw(GREEDY, prompt, 512))
+            for i in range(8)
+        ]
+        decode = min(timed(device, partial(engine.step, batch)) for _ in range(steps))
+        rows.append({"case": f"prefill {name}", "tokens/s": 512 / prefill})
+        rows.append({"case": f"decode x8 {name}", "tokens/s": 8 / decode})
+    return rows
+
+
+def main() -> int:
+    parser = arguments(__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--dry-run", action="store_true", help="the same steps on the CPU, tiny")
+    options = parser.parse_args()
+    if not options.dry_run and not torch.cuda.is_available():
+        print("gpu_check: no CUDA device; --dry-run runs the same steps on the CPU")
+        return 2
+    device, size = ("cpu", "tiny") if options.dry_run else ("cuda", "small")
+    engine = build(device, size)
+    rows, claims = switches(device, engine, 3 if options.quick or options.dry_run else 34)
+    rows += speeds(device, engine, 3 if options.quick or options.dry_run else 20)
+    engine.close()
+    if options.dry_run:
+        return write_report("gpu_check (dry run)", rows, [], options.json)
+    notes = {"device": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
+    return write_report("gpu_check", rows, [run_tests(), *claims], options.json, notes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
