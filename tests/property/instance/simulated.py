@@ -22,6 +22,7 @@ from alipes.instance.contract import (
     Started,
     Submit,
     Targets,
+    chain_key,
     chain_root,
 )
 from alipes.instance.engine.protocol import EngineError, Row, Sampled, SwitchReport
@@ -177,6 +178,7 @@ class Driver:
         self.stored: dict[str, set[bytes]] = defaultdict(set)
         self.works: list[Work] = []
         self._since: dict[str, list[str]] = {}
+        self._parents: dict[bytes, bytes] = {}
         self._slot: object = None
         self._open: Slot | None = None
         self._iterations = 0
@@ -189,8 +191,18 @@ class Driver:
         failed = self.scheduler.submit(call, self.engine.now)
         if failed is None:
             self.live[call.call_id] = call
+            self._know_chain(call)
             self._since.setdefault(call.model, [])
         return failed
+
+    def _know_chain(self, call: Submit) -> None:
+        """Which block follows which in all that the call will ever compute."""
+        prompt = np.frombuffer(call.tokens, dtype="<i4").tolist()
+        whole = np.array(prompt + answer(prompt, call.max_tokens, call.stop_ids), np.int32)
+        key = call.root
+        for begin in range(0, len(whole) - BLOCK + 1, BLOCK):
+            parent, key = key, chain_key(key, whole[begin : begin + BLOCK])
+            self._parents[key] = parent
 
     def cancel(self, call_id: bytes) -> None:
         assert self.scheduler.cancel(call_id, self.engine.now) == (call_id in self.live)
@@ -283,6 +295,7 @@ class Driver:
         known = self.stored[event.model]
         assert event.keys
         assert known.isdisjoint(event.keys)
+        assert [self._parents[key] for key in event.keys] == [event.parent, *event.keys[:-1]]
         known.update(event.keys)
 
     def _drawn(self, drawn: Drawn) -> None:
