@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 
+from alipes.instance import loop
 from alipes.instance.contract import (
     BlocksStored,
     Cancel,
@@ -310,3 +312,20 @@ def test_an_idle_loop_is_woken_from_another_thread() -> None:
     thread.join(timeout=20)
     assert not thread.is_alive()
     assert bench.tokens(call) == [6, 7, 8, 9, 10]
+
+
+def test_an_idle_loop_tells_its_state_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "IDLE_SNAPSHOT_SECONDS", 0.01)
+    bench = Bench("a")
+    bench.open.add(b"never comes")
+    thread = threading.Thread(target=bench.loop.run)
+    thread.start()
+    deadline = time.monotonic() + 20
+    while len(bench.told) < 4 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    bench.loop.post(Stop())
+    thread.join(timeout=20)
+    states = [message for message in bench.told if isinstance(message, Snapshot)]
+    versions = [state.version for state in states]
+    assert len(versions) >= 4
+    assert versions == sorted(set(versions))
