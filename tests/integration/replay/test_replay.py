@@ -187,7 +187,7 @@ def test_an_interrupt_leaves_a_valid_partial_result(tmp_path: Path, serve: Any) 
     def before_first() -> None:
         if next(answered) >= 3:
             waiting.set()
-            go.wait(20)
+            go.wait(60)
 
     with serve(before_first=before_first) as (url, _):
         arguments = [str(SHIPPED), "--base-url", url, "--models", "small", "--out", str(tmp_path)]
@@ -199,9 +199,9 @@ def test_an_interrupt_leaves_a_valid_partial_result(tmp_path: Path, serve: Any) 
             env=os.environ | {"COLUMNS": "120"},
         )
         try:
-            assert waiting.wait(20)
+            assert waiting.wait(60)
             process.send_signal(signal.SIGINT)
-            output, errors = process.communicate(timeout=20)
+            output, errors = process.communicate(timeout=60)
         finally:
             go.set()
             process.kill()
