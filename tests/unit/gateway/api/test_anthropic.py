@@ -168,6 +168,25 @@ def test_count_tokens_needs_no_instance(staged: Staged) -> None:
     staged(body, connect=False)
 
 
+def test_an_error_in_a_stream_is_its_last_event(staged: Staged) -> None:
+    async def body(stage: Any) -> None:
+        raw = json.dumps(BODY | {"stream": True}).encode()
+        reply, task = stage.browser.open("POST", PATH, raw, {"x-request-id": "mine"})
+        ((instance, call),) = await stage.fleet.submitted()
+        stage.fleet.start(instance, call)
+        stage.fleet.say(instance, call, "ab")
+        stage.dispatcher.lost(instance, "killed")
+        await task
+        events = _named(reply)
+        assert [name for name, _ in events].count("message_stop") == 0
+        name, data = events[-1]
+        assert (name, data["type"], data["request_id"]) == ("error", "error", "mine")
+        assert data["error"]["type"] == "overloaded_error"
+        assert instance in data["error"]["message"]
+
+    staged(body)
+
+
 def test_errors_have_the_dialects_shape(staged: Staged) -> None:
     async def body(stage: Any) -> None:
         for change, status, kind, word in (

@@ -269,6 +269,19 @@ def test_tool_calls_stream_as_argument_deltas(staged: Staged) -> None:
     staged(body)
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_tool_call_cut_off_ends_by_its_length(staged: Staged, stream: bool) -> None:
+    async def body(stage: Any) -> None:
+        stage.fleet.auto = '(look|{"a":1})'
+        fields = {"tools": TOOLS, "max_tokens": 9, "stream": stream}
+        reply = await stage.browser.post(CHAT, BODY | fields)
+        answers = reply.events()[:-1] if stream else [reply.json()]
+        reasons = [a["choices"][0]["finish_reason"] for a in answers]
+        assert [reason for reason in reasons if reason] == ["length"]
+
+    staged(body)
+
+
 def test_whole_tool_calls(staged: Staged) -> None:
     async def body(stage: Any) -> None:
         stage.fleet.auto = '(look|{"a":1})'

@@ -218,6 +218,16 @@ def test_the_round_bound_and_the_memory_check_make_calls_wait(router: Router) ->
     assert whys == {"hot": Why.ROUND, "cold": Why.MEMORY}
 
 
+def test_a_small_call_does_not_pass_one_of_its_model_that_waits(router: Router) -> None:
+    router.disconnected("hot", 0)
+    router.updated("cold", snapshot(2, loads={"a": Load(0, 0, 1, 28_000, 50)}), 0)
+    assert waiting(router.place(call(1, prompt=4000), 0)).reason is Reason.BUSY
+    answer = waiting(router.place(call(2, prompt=10), 0))
+    assert (answer.reason, answer.candidates) == (Reason.BEHIND, ())
+    router.updated("cold", snapshot(3), 0)
+    assert [placed(one).call_id[-1] for one in router.retry(0)] == [1, 2]
+
+
 def test_an_idle_instance_takes_a_prompt_that_exceeds_any_round() -> None:
     slow = Estimate(1.0, 0.1, 0.0, 0.4, 0.2, 0.0, 9.0, 1)
     router = Router({"b": frozenset({"cold"})})
