@@ -276,6 +276,20 @@ def test_without_host_bytes_calls_are_recomputed() -> None:
     assert driver.scheduler.snapshot(0).counters.preempted > 0
 
 
+def test_where_the_host_is_short_the_first_in_order_are_saved() -> None:
+    driver = driver_of(["a", "b"], host_bytes=18_000)
+    for number, priority in ((1, 0), (2, 1)):
+        driver.submit(submission(number, "a", [number] * 40, max_tokens=200, priority=priority))
+        driver.turn()
+        driver.turn()
+    driver.submit(submission(3, "b", [3] * 8, max_tokens=2))
+    while not (isinstance(driver.works[-1], Switch) and driver.works[-1].model == "b"):
+        driver.turn(steps=1)
+    assert [saved.call_id[-1] for saved in driver.works[-1].save] == [2]
+    driver.drain()
+    assert len(driver.finished) == 3
+
+
 def test_forced_tokens_replace_the_draw() -> None:
     driver = driver_of(["a"], allow_forced_tokens=True)
     call = submission(1, "a", [1] * 6, max_tokens=4)
