@@ -76,11 +76,13 @@ Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A key that a client sends, the tenant it speaks for, and how many calls it may have open."""
+    """A key that a client sends, the tenant it speaks for, how many calls it may have open, and
+    whether it may see and drain instances."""
 
     key: Text
     tenant: Text
     max_concurrent: Count = 64
+    admin: bool = False
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

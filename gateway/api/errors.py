@@ -16,6 +16,7 @@ class ErrorClass(StrEnum):
 
     INVALID = "invalid"
     AUTHENTICATION = "authentication"
+    PERMISSION = "permission"
     NOT_FOUND = "not-found"
     TOO_LARGE = "too-large"
     RATE_LIMIT = "rate-limit"
@@ -101,6 +102,7 @@ _OPENAI_TYPES: Final = {
 _ANTHROPIC_TYPES: Final = {
     ErrorClass.INVALID: "invalid_request_error",
     ErrorClass.AUTHENTICATION: "authentication_error",
+    ErrorClass.PERMISSION: "permission_error",
     ErrorClass.NOT_FOUND: "not_found_error",
     ErrorClass.TOO_LARGE: "request_too_large",
     ErrorClass.RATE_LIMIT: "rate_limit_error",

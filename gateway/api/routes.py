@@ -42,8 +42,10 @@ def _routes(service: Service) -> list[Route]:
     def call(path: str, handler: Handler, dialect: Dialect = OPENAI) -> Route:
         return Route(path, Endpoint(service, handler, path, dialect, Access.CALL), methods=["POST"])
 
-    def post(path: str, handler: Handler, dialect: Dialect = OPENAI) -> Route:
-        return Route(path, Endpoint(service, handler, path, dialect), methods=["POST"])
+    def post(
+        path: str, handler: Handler, dialect: Dialect = OPENAI, access: Access = Access.KEY
+    ) -> Route:
+        return Route(path, Endpoint(service, handler, path, dialect, access), methods=["POST"])
 
     def get(path: str, handler: Handler, access: Access = Access.KEY) -> Route:
         return Route(path, Endpoint(service, handler, path, OPENAI, access), methods=["GET"])
@@ -60,8 +62,8 @@ def _routes(service: Service) -> list[Route]:
         get("/health", admin.health, Access.OPEN),
         get("/ready", admin.ready, Access.OPEN),
         get("/metrics", admin.metrics, Access.OPEN),
-        get("/admin/instances", admin.instances),
-        post("/admin/instances/{name}/drain", admin.drain),
+        get("/admin/instances", admin.instances, Access.ADMIN),
+        post("/admin/instances/{name}/drain", admin.drain, access=Access.ADMIN),
     ]
 
 

@@ -76,10 +76,12 @@ class Service:
 
 
 class Access(Enum):
-    """Who may use an endpoint: everybody, a known key, or a known key with a call to spare."""
+    """Who may use an endpoint: everybody, a known key, an operator's key, or a known key with a
+    call to spare."""
 
     OPEN = auto()
     KEY = auto()
+    ADMIN = auto()
     CALL = auto()
 
 
@@ -139,7 +141,9 @@ class Endpoint:
         keys = self._service.keys
         key = keys.identify(exchange.headers)
         exchange.record.tenant = key.tenant if key is not None else ""
-        if self._access is Access.KEY:
+        if self._access is Access.ADMIN and key is not None and not key.admin:
+            raise _no_operator()
+        if self._access is not Access.CALL:
             await self._handler(self._service, exchange)
             return
         if self._service.stopping:
@@ -152,6 +156,11 @@ class Endpoint:
         record.finished = self._service.dispatcher.now()
         self._service.metrics.call(record)
         write_line(record)
+
+
+def _no_operator() -> ApiError:
+    message = "this API key is no operator's: it needs `admin: true` in the cluster file"
+    return ApiError(403, ErrorClass.PERMISSION, message, code="permission_denied")
 
 
 def _stopping() -> ApiError:

@@ -44,6 +44,20 @@ def test_keys(staged: Staged, headers: dict[str, str], status: int) -> None:
     staged(body, api_keys=KEYS)
 
 
+@pytest.mark.parametrize(("key", "status"), [("key-a", 403), ("key-c", 401), ("key-o", 200)])
+def test_instances_are_the_operators(staged: Staged, key: str, status: int) -> None:
+    async def body(stage: Any) -> None:
+        sent = {"x-api-key": key}
+        shown = await stage.browser.get("/admin/instances", sent)
+        drained = await stage.browser.post("/admin/instances/hot-0/drain", b"", sent)
+        assert (shown.status, drained.status) == (status, status)
+        assert len(stage.fleet.of(Drain)) == (status == 200)
+        if status == 403:
+            assert "admin: true" in shown.json()["error"]["message"]
+
+    staged(body, api_keys=(*KEYS, ApiKey("key-o", "operator", admin=True)))
+
+
 def test_a_key_has_so_many_calls_and_no_more(staged: Staged) -> None:
     async def body(stage: Any) -> None:
         mine = {"x-api-key": "key-a"}
