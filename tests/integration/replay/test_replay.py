@@ -197,6 +197,8 @@ def test_an_interrupt_leaves_a_valid_partial_result(tmp_path: Path, serve: Any) 
             stderr=subprocess.PIPE,
             text=True,
             env=os.environ | {"COLUMNS": "120"},
+            # A shell's background job ignores SIGINT, and hands that down.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         try:
             assert waiting.wait(60)
