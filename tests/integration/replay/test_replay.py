@@ -18,7 +18,13 @@ from typer.testing import CliRunner, Result
 from alipes.cli.replay import replay
 
 SHIPPED = Path(__file__).parents[3] / "replay" / "data" / "marshmallow-1867-xml.traj"
-SCRIPT = "import typer; from alipes.cli.replay import replay; typer.run(replay)"
+# A shell's background job ignores SIGINT, and hands that down.
+SCRIPT = """
+import signal, typer
+from alipes.cli.replay import replay
+signal.signal(signal.SIGINT, signal.default_int_handler)
+typer.run(replay)
+"""
 
 
 def run(url: str, out: Path, *more: str, files: tuple[Path, ...] = (SHIPPED,)) -> Result:
@@ -197,8 +203,6 @@ def test_an_interrupt_leaves_a_valid_partial_result(tmp_path: Path, serve: Any) 
             stderr=subprocess.PIPE,
             text=True,
             env=os.environ | {"COLUMNS": "120"},
-            # A shell's background job ignores SIGINT, and hands that down.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         try:
             assert waiting.wait(60)
