@@ -8,12 +8,21 @@ import msgspec
 
 from alipes.gateway.api.errors import OPENAI, ApiError, invalid
 from alipes.gateway.api.exchange import Exchange
-from alipes.gateway.api.generation import Generation, Job, Update, Usage
+from alipes.gateway.api.generation import Generation, Job, Update
+from alipes.gateway.api.openai.answer import (
+    COMMENT,
+    DONE,
+    Form,
+    GenerationBody,
+    answer,
+    completion_id,
+    event,
+    usage_object,
+)
 from alipes.gateway.api.openai.logprobs import chat_logprobs
 from alipes.gateway.api.openai.tools import function_tools
 from alipes.gateway.api.sampling import (
     Positive,
-    SamplingFields,
     TopLogprobs,
     check_room,
     forced_bytes,
@@ -21,26 +30,16 @@ from alipes.gateway.api.sampling import (
     stops_of,
 )
 from alipes.gateway.api.service import Service
-from alipes.gateway.api.serving import Collected, collect, placement_headers, stream
+from alipes.gateway.api.serving import Collected
 from alipes.gateway.text.deltas import Delta, TextDelta, ToolStart
-
-encode: Final = msgspec.json.encode
-DONE: Final = b"data: [DONE]\n\n"
-COMMENT: Final = b": keep-alive\n\n"
-
-
-class StreamOptions(msgspec.Struct):
-    include_usage: bool | None = None
 
 
 class ResponseFormat(msgspec.Struct):
     type: str
 
 
-class ChatBody(SamplingFields, kw_only=True):
+class ChatBody(GenerationBody, kw_only=True):
     messages: list[dict[str, Any]]
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
@@ -55,25 +54,8 @@ _decoder: Final = msgspec.json.Decoder(ChatBody)
 async def chat_completions(service: Service, exchange: Exchange) -> None:
     body = await exchange.json(_decoder, service.body_limit)
     job = await _job(service, body, exchange.record.tenant)
-    generation = Generation(job, service.dispatcher, exchange.record)
-    include_usage = bool(body.stream_options and body.stream_options.include_usage)
-    if body.stream:
-        exchange.record.stream = True
-        form = ChatStream(exchange.request_id, service.now_seconds(), job, include_usage)
-        await stream(exchange, generation, form, service.cluster.gateway.limits.keep_alive)
-        return
-    choices = await collect(exchange, generation)
-    await exchange.reply(
-        {
-            "id": completion_id("chatcmpl", exchange.request_id),
-            "object": "chat.completion",
-            "created": service.now_seconds(),
-            "model": job.text.name,
-            "choices": [_choice(job, choice) for choice in choices],
-            "usage": usage_object(generation.usage),
-        },
-        placement_headers(generation),
-    )
+    form = Form("chatcmpl", "chat.completion", ChatStream, _choice)
+    await answer(service, exchange, body, job, form)
 
 
 async def _job(service: Service, body: ChatBody, tenant: str) -> Job:
@@ -169,23 +151,6 @@ class ChatStream:
         if self._include_usage:
             chunk["usage"] = None
         return event(chunk)
-
-
-def event(value: object) -> bytes:
-    return b"data: " + encode(value) + b"\n\n"
-
-
-def completion_id(prefix: str, request_id: str) -> str:
-    return f"{prefix}-{request_id.removeprefix('req_')}"
-
-
-def usage_object(usage: Usage) -> dict[str, Any]:
-    return {
-        "prompt_tokens": usage.prompt,
-        "completion_tokens": usage.completion,
-        "total_tokens": usage.prompt + usage.completion,
-        "prompt_tokens_details": {"cached_tokens": usage.cached},
-    }
 
 
 def _delta(delta: Delta) -> dict[str, Any]:

@@ -9,10 +9,12 @@ import msgspec
 from alipes.gateway.api.errors import OPENAI, ApiError, invalid
 from alipes.gateway.api.exchange import Exchange
 from alipes.gateway.api.generation import Generation, Job, Update
-from alipes.gateway.api.openai.chat import (
+from alipes.gateway.api.openai.answer import (
     COMMENT,
     DONE,
-    StreamOptions,
+    Form,
+    GenerationBody,
+    answer,
     completion_id,
     event,
     usage_object,
@@ -20,7 +22,6 @@ from alipes.gateway.api.openai.chat import (
 from alipes.gateway.api.openai.logprobs import TextLogprobs
 from alipes.gateway.api.sampling import (
     MAX_CHOICES,
-    SamplingFields,
     TokenId,
     TopLogprobs,
     check_ids,
@@ -30,7 +31,7 @@ from alipes.gateway.api.sampling import (
     stops_of,
 )
 from alipes.gateway.api.service import Service
-from alipes.gateway.api.serving import Collected, collect, placement_headers, stream
+from alipes.gateway.api.serving import Collected
 from alipes.gateway.text.deltas import TextDelta
 from alipes.gateway.text.model import ModelText
 from alipes.instance.contract import TokenIds
@@ -38,10 +39,8 @@ from alipes.instance.contract import TokenIds
 _LEGACY_MAX_TOKENS: Final = 16
 
 
-class CompletionBody(SamplingFields, kw_only=True):
+class CompletionBody(GenerationBody, kw_only=True):
     prompt: str | list[str | TokenId | list[TokenId]]
-    stream: bool | None = None
-    stream_options: StreamOptions | None = None
     logprobs: TopLogprobs | None = None
     echo: bool | None = None
     suffix: str | None = None
@@ -54,25 +53,8 @@ _decoder: Final = msgspec.json.Decoder(CompletionBody)
 async def completions(service: Service, exchange: Exchange) -> None:
     body = await exchange.json(_decoder, service.body_limit)
     job = await _job(service, body)
-    generation = Generation(job, service.dispatcher, exchange.record)
-    include_usage = bool(body.stream_options and body.stream_options.include_usage)
-    if body.stream:
-        exchange.record.stream = True
-        form = CompletionStream(exchange.request_id, service.now_seconds(), job, include_usage)
-        await stream(exchange, generation, form, service.cluster.gateway.limits.keep_alive)
-        return
-    choices = await collect(exchange, generation)
-    await exchange.reply(
-        {
-            "id": completion_id("cmpl", exchange.request_id),
-            "object": "text_completion",
-            "created": service.now_seconds(),
-            "model": job.text.name,
-            "choices": [_choice(job, choice) for choice in choices],
-            "usage": usage_object(generation.usage),
-        },
-        placement_headers(generation),
-    )
+    form = Form("cmpl", "text_completion", CompletionStream, _choice)
+    await answer(service, exchange, body, job, form)
 
 
 async def _job(service: Service, body: CompletionBody) -> Job:
