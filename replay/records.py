@@ -44,15 +44,13 @@ class PlannedTotals(msgspec.Struct, frozen=True):
 
 
 class Recorder:
-    """Keeps every record and appends it to the file at ``path`` as one unbuffered line:
-    whatever ends the run, the file holds whole lines only. What the file held is dropped."""
+    """Appends every record to the file at ``path`` as one unbuffered line: whatever ends the
+    run, the file holds whole lines only. What the file held is dropped."""
 
     def __init__(self, path: Path) -> None:
-        self.records: list[CallRecord] = []
         self._file = path.open("wb", buffering=0)
 
     def add(self, record: CallRecord) -> None:
-        self.records.append(record)
         self._file.write(msgspec.json.encode(record) + b"\n")
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from alipes.replay.closed_loop import ClosedLoop, Send
 from alipes.replay.endpoint import Endpoint, EndpointError
 from alipes.replay.plan import NANOSECONDS, Assignment, Session, plan_session
-from alipes.replay.records import CallRecord, Recorder
+from alipes.replay.records import CallRecord
 from alipes.replay.shorten import (
     shorten_trajectory,
     smaller_share,
@@ -25,10 +25,9 @@ class Replay:
     """A replay under way: ``summary`` is right at any moment, an interruption included."""
 
     endpoint: Endpoint
-    recorder: Recorder
     clock: Callable[[], int]
-    on_call: Callable[[CallRecord], None] = lambda record: None
-    sessions: tuple[Session, ...] = ()
+    sessions: tuple[Session, ...] = field(default=(), init=False)
+    records: list[CallRecord] = field(default_factory=list, init=False)
     complete: bool = field(default=False, init=False)
 
     async def prepare(self, assignments: Sequence[Assignment], gap_cap: float) -> None:
@@ -58,15 +57,16 @@ class Replay:
             f" {assignment.model}; replay it on a model with a longer context"
         )
 
-    async def run(self) -> None:
-        """Send every call; returns when the last one has ended."""
+    async def run(self, on_call: Callable[[CallRecord], None]) -> None:
+        """Send every call; returns when the last one has ended. ``on_call`` gets each record as
+        its call ends."""
         begin = self.clock()
         loop = ClosedLoop(self.sessions, begin)
         flying: set[asyncio.Task[None]] = set()
         try:
             while not loop.done:
                 for send in loop.due(self.clock()):
-                    flying.add(asyncio.create_task(self._send(loop, send, begin)))
+                    flying.add(asyncio.create_task(self._send(loop, send, begin, on_call)))
                 flying -= await self._wait(flying, loop.next_wakeup())
             self.complete = True
         finally:
@@ -87,7 +87,9 @@ class Replay:
             task.result()
         return over
 
-    async def _send(self, loop: ClosedLoop, send: Send, begin: int) -> None:
+    async def _send(
+        self, loop: ClosedLoop, send: Send, begin: int, on_call: Callable[[CallRecord], None]
+    ) -> None:
         session = self.sessions[send.session]
         body, headers = session.body(send.index), session.headers(send.index)
         sent = self.clock()
@@ -95,13 +97,13 @@ class Replay:
         now = self.clock()
         loop.ended(send, not answer.error, now)
         record = _record(session, send, answer, (begin, sent, now))
-        self.recorder.add(record)
-        self.on_call(record)
+        self.records.append(record)
+        on_call(record)
 
     def summary(self) -> Summary:
         how = "estimated from text length" if self.endpoint.counts_are_estimates else "exact"
         totals = [session.totals for session in self.sessions]
-        return summarise(totals, self.recorder.records, self.complete, how)
+        return summarise(totals, self.records, self.complete, how)
 
 
 def _record(
