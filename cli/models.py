@@ -31,7 +31,7 @@ class ModelRow(msgspec.Struct, frozen=True):
 
 @models.command("list")
 def list_models(config: ConfigOption = DEFAULT_FILE, as_json: JsonOption = False) -> None:
-    """Show every model, whether it is prepared, and where."""
+    """Show every model, its source, and the bytes of its folder once it is prepared."""
     with reported():
         cluster = load(config)
         rows = [_row(cluster, name) for name in cluster.models]
@@ -41,7 +41,7 @@ def list_models(config: ConfigOption = DEFAULT_FILE, as_json: JsonOption = False
 @models.command("prepare")
 def prepare_models(
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[MODEL]...", help="All when none is named")
+        list[str] | None, typer.Argument(metavar="MODEL", help="All when none is named")
     ] = None,
     config: ConfigOption = DEFAULT_FILE,
     as_json: JsonOption = False,
@@ -69,7 +69,7 @@ def _row(cluster: Cluster, name: str) -> ModelRow:
 
 def _words(source: ModelSource) -> str:
     if isinstance(source, LocalFolder):
-        return "folder"
+        return source.path
     if isinstance(source, PackagedGguf):
         return f"{source.requirement} {Path(source.file).name}"
     return f"random {source.family} {source.size}, seed {source.seed}"
@@ -83,4 +83,4 @@ def _show(rows: list[ModelRow], as_json: bool) -> None:
         (r.name, r.source, r.dtype, f"{r.size_bytes:,}" if r.prepared else "not prepared")
         for r in rows
     ]
-    print_table("models", ("name", "source", "dtype", "bytes"), table)
+    print_table("Models", ("name", "source", "dtype", "bytes"), table, ("name", "source", "dtype"))

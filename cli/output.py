@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from alipes.gateway.config import ConfigError
+from alipes.replay.tables import plain_table, titled
 
 USAGE = 2
 FAILURE = 1
@@ -55,14 +56,14 @@ def print_json(value: Any) -> None:
     typer.echo(msgspec.json.format(msgspec.json.encode(value)).decode())
 
 
-def print_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """The first column is text, the others are numbers or short words."""
-    table = Table(title=title, title_justify="left")
-    for index, column in enumerate(columns):
-        table.add_column(column, justify="right" if index else "left", overflow="fold")
+def print_table(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], texts: Container[str]
+) -> None:
+    """The columns in ``texts`` are words, the others numbers."""
+    table = plain_table(columns, texts)
     for row in rows:
-        table.add_row(*row)
-    Console().print(table, markup=False)
+        table.add_row(*map(escape, row))
+    Console().print(titled(title, table))
 
 
 def progress_bars() -> Progress:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
 from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from alipes.replay.records import CallRecord
 from alipes.replay.stats import ModelRow, SessionRow, Summary
@@ -14,21 +16,9 @@ from alipes.replay.stats import ModelRow, SessionRow, Summary
 TEXT_COLUMNS = frozenset({"model", "session", "instance", "reason"})
 
 
-def model_table(rows: Iterable[ModelRow]) -> Table:
-    table = _table(
-        "Models: seconds, p50 and p95 by nearest rank",
-        (
-            "model",
-            "done",
-            "calls",
-            "SCT p50",
-            "p95",
-            "TTFT p50",
-            "p95",
-            "TPOT p50",
-            "cached",
-            "out",
-        ),
+def model_table(rows: Iterable[ModelRow]) -> RenderableType:
+    table = plain_table(
+        ("model", "done", "calls", "SCT p50", "p95", "TTFT p50", "p95", "TPOT p50", "cached", "out")
     )
     for row in rows:
         table.add_row(
@@ -43,13 +33,12 @@ def model_table(rows: Iterable[ModelRow]) -> Table:
             _share(row.cached_tokens, row.prompt_tokens),
             f"{row.completion_tokens:,}",
         )
-    return table
+    return titled("Models: seconds, p50 and p95 by nearest rank", table)
 
 
-def session_table(rows: Iterable[SessionRow]) -> Table:
-    table = _table(
-        "Sessions: seconds, SCT from first intended enqueue to last completion, TTFT p50, p95",
-        ("model", "session", "calls", "SCT", "TTFT", "p95", "prompt", "cached", "out"),
+def session_table(rows: Iterable[SessionRow]) -> RenderableType:
+    table = plain_table(
+        ("model", "session", "calls", "SCT", "TTFT", "p95", "prompt", "cached", "out")
     )
     for row in rows:
         table.add_row(
@@ -63,20 +52,20 @@ def session_table(rows: Iterable[SessionRow]) -> Table:
             _share(row.cached_tokens, row.prompt_tokens),
             f"{row.completion_tokens:,}",
         )
-    return table
+    return titled(
+        "Sessions: seconds, SCT from first call due to last completion, TTFT p50, p95", table
+    )
 
 
-def call_tables(records: Sequence[CallRecord]) -> Iterable[Table]:
+def call_tables(records: Sequence[CallRecord]) -> Iterable[RenderableType]:
     """One table for each session, in the order in which their first calls ended."""
     for session in dict.fromkeys(record.session for record in records):
         yield _call_table([record for record in records if record.session == session])
 
 
-def _call_table(records: Sequence[CallRecord]) -> Table:
-    table = _table(
-        f"Calls of {label(records[0].session)} on {escape(records[0].model)}: seconds,"
-        " TTFT from the intended enqueue",
-        ("call", "at", "TTFT", "took", "prompt", "cached", "out", "instance", "reason"),
+def _call_table(records: Sequence[CallRecord]) -> RenderableType:
+    table = plain_table(
+        ("call", "at", "TTFT", "took", "prompt", "cached", "out", "instance", "reason")
     )
     for record in records:
         table.add_row(
@@ -90,7 +79,8 @@ def _call_table(records: Sequence[CallRecord]) -> Table:
             escape(record.instance),
             escape(record.placement),
         )
-    return table
+    session, model = label(records[0].session), records[0].model
+    return titled(f"Calls of {session} on {model}: seconds, TTFT from when due", table)
 
 
 def remarks(summary: Summary) -> list[str]:
@@ -125,17 +115,16 @@ def label(session: str) -> str:
     return f"{trace}#{session.rsplit('.', 1)[-1]}"
 
 
-def _table(title: str, columns: Iterable[str]) -> Table:
-    table = Table(
-        title=title,
-        title_justify="left",
-        title_style="bold",
-        box=SIMPLE_HEAD,
-        pad_edge=False,
-        padding=0,
-    )
+def titled(title: str, table: Table) -> RenderableType:
+    """The table under a title that may be wider than it."""
+    return Group(Text(title, style="bold"), table)
+
+
+def plain_table(columns: Iterable[str], texts: Container[str] = TEXT_COLUMNS) -> Table:
+    """A line under the head alone; the columns in ``texts`` to the left, numbers to the right."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=0)
     for column in columns:
-        text = column in TEXT_COLUMNS
+        text = column in texts
         table.add_column(
             column, justify="left" if text else "right", overflow="fold", no_wrap=not text
         )
