@@ -22,7 +22,8 @@ from alipes.cli.cluster import (
 from alipes.cli.output import FAILURE, complain, print_json, print_table, remark, reported
 from alipes.gateway.config import Cluster, instance_settings, json_schema, unserved
 from alipes.gateway.fleet.cores import divide_cores
-from alipes.instance.checkpoints.sources import is_prepared
+from alipes.instance.checkpoints.folder import SourceError
+from alipes.instance.checkpoints.sources import check_source, is_prepared
 from alipes.instance.contract import BLOCK_TOKENS, Pool
 from alipes.instance.engine.native.config import ModelError
 from alipes.instance.engine.native.shape import read_shape
@@ -110,13 +111,19 @@ def examine(cluster: Cluster, file: str) -> Report:
         if too_slow:
             (refusals if entry.pool is Pool.COLD else warnings).append(too_slow)
         planned.append(_bytes(name, entry.pool, plan, own_steps))
-    warnings += _machine(planned, [n for n, e in cluster.instances.items() if e.local])
+    local = {name: entry.threads for name, entry in cluster.instances.items() if entry.local}
+    warnings += _machine(planned, local)
     return Report(file, tuple(planned), tuple(refusals), tuple(warnings))
 
 
 def _read_footprints(cluster: Cluster) -> tuple[list[str], dict[str, Footprint]]:
     refusals, footprints = [], {}
     for name, folder in model_folders(cluster, served_models(cluster)).items():
+        try:
+            check_source(cluster.models[name].source)
+        except SourceError as error:
+            refusals.append(f"models.{name}.{error}")
+            continue
         if not is_prepared(folder):
             refusals.append(f"models.{name}: not prepared; run `alipes models prepare {name}`")
             continue
@@ -174,10 +181,18 @@ def _bytes(
     )
 
 
-def _machine(planned: list[InstanceBytes], local: list[str]) -> list[str]:
-    """More than this machine has is a warning: sizes are upper bounds."""
+def _machine(planned: list[InstanceBytes], local: Mapping[str, int]) -> list[str]:
+    """What the ``local`` instances, with the threads that they ask for, may take beyond what
+    this machine has. Sizes are upper bounds, so these are warnings."""
     import psutil
 
+    cores = len(os.sched_getaffinity(0))
+    crowded = [
+        f"instances.{name}.threads: {threads} threads wait for each other on {cores} cores;"
+        f" write {cores} at most, or 0 for a fair share"
+        for name, threads in local.items()
+        if threads > cores
+    ]
     total = sum(
         plan.device_bytes + plan.host_weight_bytes + plan.host_bytes
         for plan in planned
@@ -185,10 +200,11 @@ def _machine(planned: list[InstanceBytes], local: list[str]) -> list[str]:
     )
     available = int(psutil.virtual_memory().total)
     if total <= available:
-        return []
+        return crowded
     return [
+        *crowded,
         f"local instances may use {total:,} bytes; this machine has {available:,}: lower "
-        "device_bytes or host_bytes"
+        "device_bytes or host_bytes",
     ]
 
 
@@ -208,5 +224,5 @@ def _show(plan: InstanceBytes) -> None:
     rows.append(("device total", f"{plan.device_bytes:,}", "", "", "", ""))
     rows.append(("host: weights", f"{plan.host_weight_bytes:,}", "", "", "", ""))
     rows.append(("host: saved calls", f"{plan.host_bytes:,}", "", "", "", ""))
-    columns = ("model", "bytes", "KV bytes", "tokens", "step ms", "fits")
-    print_table(f"{plan.name} ({plan.pool.value})", columns, rows)
+    columns = ("model", "bytes", "KV bytes", "context", "step ms", "fits")
+    print_table(f"{plan.name} ({plan.pool.value})", columns, rows, ("model", "fits"))

@@ -63,3 +63,8 @@ def _prepare(cluster: Cluster, name: str, progress: Progress, bar: TaskID) -> No
         prepare(cluster.models[name].source, Path(cluster.cache), tell)
     except SourceError as error:
         raise SourceError(f"models.{name}.{error}") from None
+    except OSError as error:
+        raise SourceError(
+            f"models.{name}: cannot be prepared in {cluster.cache} ({error.strerror});"
+            " set `cache` or ALIPES_CACHE to a folder that can be written, with room for it"
+        ) from None

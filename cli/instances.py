@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -9,7 +10,13 @@ from msgspec.structs import replace
 
 from alipes.cli.cluster import DEFAULT_FILE, ConfigOption, load, prepare_models
 from alipes.cli.output import CommandError, reported
-from alipes.gateway.config import ConfigError, GatewaySettings, instance_settings
+from alipes.gateway.config import (
+    Cluster,
+    ConfigError,
+    GatewaySettings,
+    InstanceEntry,
+    instance_settings,
+)
 from alipes.gateway.strict import nearest
 from alipes.instance.checkpoints.folder import SourceError
 
@@ -21,7 +28,7 @@ DRAIN_SECONDS = 10.0
 
 
 def instance(
-    name: Annotated[str, typer.Argument(help="An entry under `instances`")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="An entry under `instances`")],
     config: ConfigOption = DEFAULT_FILE,
     endpoint: Annotated[
         str, typer.Option(help="Where the gateway listens, instead of gateway.endpoint")
@@ -35,8 +42,7 @@ def instance(
 
     with reported(SourceError):
         cluster = load(config)
-        models = cluster.instances[name].models if name in cluster.instances else ()
-        folders = prepare_models(cluster, models)
+        folders = prepare_models(cluster, _entry(cluster, config, name).models)
         settings = instance_settings(cluster, name, folders, endpoint or cluster.gateway.endpoint)
         if threads:
             settings = replace(settings, threads=threads)
@@ -51,11 +57,16 @@ def drain(
     """Let an instance finish what it has and give it no new calls."""
     with reported():
         cluster = load(config)
-        if name not in cluster.instances:
-            hint = nearest(name, list(cluster.instances))
-            raise ConfigError(f"{config}: instances: unknown instance {name!r}; {hint}")
+        _entry(cluster, config, name)
         _ask_to_drain(name, cluster.gateway, api_key)
     typer.echo(f"{name} drains: it finishes its calls and gets no new ones")
+
+
+def _entry(cluster: Cluster, config: Path, name: str) -> InstanceEntry:
+    if name not in cluster.instances:
+        hint = nearest(name, list(cluster.instances))
+        raise ConfigError(f"{config}: instances: unknown instance {name!r}; {hint}")
+    return cluster.instances[name]
 
 
 def _ask_to_drain(name: str, gateway: GatewaySettings, api_key: str) -> None:

@@ -58,6 +58,14 @@ def is_prepared(folder: Path) -> bool:
     return missing_file(folder) is None
 
 
+def check_source(source: ModelSource) -> None:
+    """Raises ``SourceError`` for what is wrong at first sight, without preparing anything."""
+    if isinstance(source, LocalFolder):
+        _check_local(Path(source.path).expanduser())
+    elif isinstance(source, RandomWeights):
+        _check_random(source)
+
+
 def prepare(source: ModelSource, cache: Path, progress: Progress) -> Path:
     """Makes the source's folder where it is not there yet and returns it.
 
@@ -65,11 +73,8 @@ def prepare(source: ModelSource, cache: Path, progress: Progress) -> Path:
     prepare the same source: one works, the other waits. Raises ``SourceError``.
     """
     folder = folder_of(source, cache)
-    if isinstance(source, LocalFolder):
-        _check_local(folder)
-    elif not is_prepared(folder):
-        if isinstance(source, RandomWeights):
-            _check_random(source)
+    check_source(source)
+    if not isinstance(source, LocalFolder) and not is_prepared(folder):
         progress("waiting for the cache lock", 0.0)
         with locked(folder.parent / ".locks" / folder.name):
             if not is_prepared(folder):

@@ -42,7 +42,7 @@ models:
   sparse: {{source: {tiny_folders["qwen3-moe"]}, decode_step: 0.2}}
 instances:
   hot-0: {{pool: hot, models: [dense], device_bytes: 64MiB}}
-  cold-0: {{pool: cold, models: [dense, sparse], device_bytes: 64MiB, threads: 3}}
+  cold-0: {{pool: cold, models: [dense, sparse], device_bytes: 64MiB, threads: 1}}
 gateway: {{port: 18999, endpoint: "ipc://{tmp_path}/link"}}
 """
     )
@@ -143,12 +143,35 @@ def test_check_warns_of_unserved_models_and_too_little_memory(cluster_file: Path
     assert "this machine has" in memory
 
 
-def test_check_refuses_unprepared_models(cluster_file: Path, tmp_path: Path) -> None:
+def test_check_warns_of_more_threads_than_cores(cluster_file: Path) -> None:
+    edit(cluster_file, "threads: 1", "threads: 100000")
+    line = complaint(run("check", "-c", cluster_file), 0)
+    assert line.startswith("warning: instances.cold-0.threads: 100000 threads wait for each other")
+    edit(cluster_file, "threads: 100000", "threads: 100000, local: false")
+    assert run("check", "-c", cluster_file).stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        (
+            "{random: {family: llama, size: tiny, seed: 9}}",
+            ": not prepared; run `alipes models pre",
+        ),
+        ("{random: {family: llama, size: huge}}", ".source.size 'huge': use one of"),
+        ("./none", "/none': no such folder"),
+    ],
+)
+def test_check_refuses_unprepared_models(
+    cluster_file: Path, tmp_path: Path, source: str, told: str
+) -> None:
     text = cluster_file.read_text()
     start, end = text.index("source: "), text.index(", decode_step: 0.1")
-    cluster_file.write_text(text[:start] + f"source: {tmp_path}/none" + text[end:])
+    text = text[:start] + f"source: {source}" + text[end:]
+    cluster_file.write_text(f"{text}cache: {tmp_path}/cache\n")
     line = complaint(run("check", "-c", cluster_file), 1)
-    assert "models.dense: not prepared; run `alipes models prepare dense`" in line
+    assert line.startswith(f"{cluster_file}: models.dense")
+    assert told in line
 
 
 def test_check_prints_the_schema(tmp_path: Path) -> None:
@@ -167,9 +190,9 @@ def test_a_bad_file_is_one_line_and_exit_code_2(command: str, tmp_path: Path) ->
 
 def test_models_list_tells_what_is_prepared(cluster_file: Path) -> None:
     rows = json.loads(run("models", "list", "-c", cluster_file, "--json").stdout)
-    assert [(row["name"], row["source"], row["prepared"]) for row in rows] == [
-        ("dense", "folder", True),
-        ("sparse", "folder", True),
+    assert [(row["name"], row["source"] == row["folder"], row["prepared"]) for row in rows] == [
+        ("dense", True, True),
+        ("sparse", True, True),
     ]
     assert all(row["size_bytes"] > 1000 for row in rows)
     assert "sparse" in run("models", "list", "-c", cluster_file).stdout
@@ -196,6 +219,10 @@ def test_models_prepare_makes_the_named_ones_only(
     assert preparing == "preparing gone"
     assert line.startswith("models.gone.source.path")
     assert "nowhere" in line
+    (tmp_path / "file").write_text("")
+    cannot = edit(file, f"cache: {model_cache}", f"cache: {tmp_path}/file/cache")
+    line = run("models", "prepare", "here", "-c", cannot).stderr.splitlines()[-1]
+    assert line.startswith(f"models.here: cannot be prepared in {tmp_path}/file/cache (Not a dir")
     line = complaint(run("models", "prepare", "hare", "-c", file), 2)
     assert line.endswith("models: unknown model 'hare'; did you mean 'here'?")
 
@@ -205,10 +232,11 @@ def test_models_prepare_makes_the_named_ones_only(
 
 def test_instance_needs_a_name_from_the_file(cluster_file: Path) -> None:
     line = complaint(run("instance", "cold", "-c", cluster_file), 2)
-    assert line == "instances: unknown instance 'cold'; did you mean 'cold-0'?"
+    assert line == f"{cluster_file}: instances: unknown instance 'cold'; did you mean 'cold-0'?"
 
 
 def test_serve_starts_local_instances_with_their_share_of_the_cores(cluster_file: Path) -> None:
+    edit(cluster_file, "threads: 1", "threads: 3")
     cold, hot = sorted(launch_specs(load(cluster_file), cluster_file), key=lambda spec: spec.name)
     assert (cold.name, hot.name) == ("cold-0", "hot-0")
     assert cold.argv[1:6] == ("-P", "-m", "alipes.cli.main", "instance", "cold-0")
