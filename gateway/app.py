@@ -108,8 +108,8 @@ def serve_gateway(
     on_ready: Callable[[str], None],
     endpoint: str = "",
 ) -> None:
-    """Serve until SIGINT or SIGTERM. ``folders`` hold the prepared models; ``on_ready`` is told
-    the URL once every model has an instance. ``endpoint`` defaults to the file's."""
+    """Serve until SIGINT, SIGTERM or SIGHUP. ``folders`` hold the prepared models; ``on_ready``
+    is told the URL once every model has an instance. ``endpoint`` defaults to the file's."""
     log_calls_to(sys.stderr)
     texts = {name: ModelText.load(name, folders[name]) for name in cluster.models}
     gateway = Gateway(cluster, texts, endpoint or cluster.gateway.endpoint, launch_specs)
@@ -126,7 +126,10 @@ async def _serve(gateway: Gateway, cluster: Cluster, on_ready: Callable[[str], N
         (hurry if stop.is_set() else stop).set()
 
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
+        numbers.append(signal.SIGHUP)
+    for number in numbers:
         loop.add_signal_handler(number, interrupted)
     await gateway.start()
     url = f"http://{cluster.gateway.host}:{cluster.gateway.port}"
@@ -134,6 +137,7 @@ async def _serve(gateway: Gateway, cluster: Cluster, on_ready: Callable[[str], N
     announcing = asyncio.create_task(_announce(gateway, url, on_ready))
     try:
         await stop.wait()
+        log.info("stopping; open calls have %g s, or until the next signal", STREAM_GRACE)
     finally:
         announcing.cancel()
         await gateway.stop(hurry=hurry)

@@ -120,18 +120,23 @@ def test_many_calls_at_once(stack: Any) -> None:
     stack.until_idle()
 
 
-def test_sigterm_fails_live_streams_and_leaves_no_process(
-    tmp_path: Path, tiny_folders: dict[str, Path], start: Callable[..., Any], stop: Any
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_fails_live_streams_and_leaves_no_process(
+    tmp_path: Path,
+    tiny_folders: dict[str, Path],
+    start: Callable[..., Any],
+    stop: Any,
+    number: signal.Signals,
 ) -> None:
     stack = start(tmp_path)
     try:
         with httpx.stream("POST", stack.url + CHAT, json=LONG | {"stream": True}) as reply:
             lines = reply.iter_lines()
             next(lines)
-            stack.process.send_signal(signal.SIGTERM)
+            stack.process.send_signal(number)
             time.sleep(0.2)
             assert httpx.get(stack.url + "/ready").status_code == 503
-            stop(stack, signal.SIGTERM)
+            stop(stack, number)
             assert "shutting_down" in [line for line in lines if line][-1]
     finally:
         stack.process.kill()
