@@ -33,6 +33,7 @@ class DemoError(Exception):
 
 def main() -> int:
     began = time.monotonic()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _demo()
     except (DemoError, httpx.HTTPError) as error:
@@ -59,7 +60,7 @@ def _demo() -> None:
     with _serving(file) as process:
         _wait_ready(url, process)
         _ask(url)
-        _step(f"alipes replay: {TRAJECTORY.name} on {MODELS.replace(',', ' and ')} at once")
+        _step(f"alipes replay: a recorded SWE-bench run on {MODELS.replace(',', ' and ')}")
         _alipes("replay", str(TRAJECTORY), "--base-url", f"{url}/v1", "--models", MODELS)
         _step("stopping everything")
     console.print("Gateway and instances have stopped.")
