@@ -14,8 +14,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
-from rich.console import Console
-from rich.table import Table
+from rich.console import Console, RenderableType
+from rich.markup import escape
+
+from alipes.replay.tables import plain_table, titled
 
 PACKAGES: Final = ("alipes", "torch", "transformers", "granian", "msgspec", "sglang-router")
 
@@ -89,15 +91,16 @@ def _claim_row(claim: Claim) -> dict[str, str]:
     }
 
 
-def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """One column for every key that occurs, in order of appearance."""
-    table = Table(title=title, title_justify="left")
-    for key in dict.fromkeys(key for row in rows for key in row):
-        numeric = all(isinstance(row.get(key, 0), int | float) for row in rows)
-        table.add_column(key, justify="right" if numeric else "left")
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    numbers = {
+        key for key in columns if all(isinstance(row.get(key, 0), int | float) for row in rows)
+    }
+    table = plain_table(columns, set(columns) - numbers)
     for row in rows:
-        table.add_row(*(_cell(row.get(str(column.header), "")) for column in table.columns))
-    return table
+        table.add_row(*(escape(_cell(row.get(key, ""))) for key in columns))
+    return titled(title, table)
 
 
 def _cell(value: Any) -> str:
