@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from alipes.gateway.routing.decision import InstanceStatus, RouterSettings, Why
-from alipes.gateway.routing.overlay import Charge, Overlay
+from alipes.gateway.routing.overlay import Charge, Overlay, without
 from alipes.instance.contract import Hello, Load, ModelReport, Snapshot
 
 SECOND = 1_000_000_000
@@ -22,6 +24,7 @@ class InstanceState:
         self.reports: dict[str, ModelReport] = {}
         self.placed: set[bytes] = set()
         self.overlay = Overlay()
+        self._ended: Counter[str] = Counter()
         self._up = False
         self._draining = False
         self._updated_at = 0
@@ -47,6 +50,7 @@ class InstanceState:
         if self.snapshot is not None and snapshot.version < self.snapshot.version:
             return False
         self.snapshot = snapshot
+        self._ended.clear()
         self._updated_at = now
         for call_id in (snapshot.last_call, self._started):
             if call_id:
@@ -59,6 +63,7 @@ class InstanceState:
         lost = tuple(sorted(self.placed))
         self.placed.clear()
         self.overlay = Overlay()
+        self._ended.clear()
         self.snapshot = None
         self._started = None
         self._up = False
@@ -75,9 +80,12 @@ class InstanceState:
         """The instance works on the call: its next state shows it."""
         self._started = call_id
 
-    def release(self, call_id: bytes) -> None:
+    def release(self, call_id: bytes, model: str) -> None:
+        """The call is over. The stream of an instance is in order, so the state known now still
+        shows it, and the next one will not."""
         self.placed.discard(call_id)
-        self.overlay.release(call_id)
+        if not self.overlay.release(call_id):
+            self._ended[model] += 1
 
     def condition(self, settings: RouterSettings, now: int) -> Why:
         """``ok`` when new calls may go there, else what keeps them away."""
@@ -94,8 +102,12 @@ class InstanceState:
         return Why.OK
 
     def loads(self) -> dict[str, Load]:
-        """The reported loads with the overlay on them."""
-        return self.overlay.onto(self.snapshot.loads if self.snapshot else {})
+        """The reported loads, less what has ended since, with the overlay on them."""
+        shown = dict(self.snapshot.loads) if self.snapshot else {}
+        for model, calls in self._ended.items():
+            if model in shown:
+                shown[model] = without(shown[model], calls)
+        return self.overlay.onto(shown)
 
     def status(self, settings: RouterSettings, now: int) -> InstanceStatus:
         shown = self.snapshot

@@ -38,14 +38,15 @@ class Overlay:
         self._charges[call_id] = charge
         self._count(charge, 1)
 
-    def release(self, call_id: bytes) -> None:
-        """The call is over; nothing happens when a state has shown it already."""
+    def release(self, call_id: bytes) -> bool:
+        """The call is over; False when a state has shown it already."""
         charge = self._charges.get(call_id)
         if charge is not None:
             self._count(charge, -1)
             self._charges[call_id] = None
         if not self._live:
             self._charges.clear()
+        return charge is not None
 
     def shown(self, call_id: bytes) -> None:
         """A state shows this call; nothing happens when the call is not in the overlay."""
@@ -78,3 +79,19 @@ class Overlay:
         self._live += sign
         self._calls[charge.model] += sign
         self._prompts[charge.model] += sign * charge.prompt_tokens
+
+
+def without(load: Load, calls: int) -> Load:
+    """``load`` less ``calls`` that have ended since, each taken as a typical one: of those that
+    run as far as there are so many, then of those that wait."""
+    running = min(calls, load.running)
+    waiting = min(calls - running, load.waiting)
+    kept = 1 - running / load.running if load.running else 1.0
+    still = 1 - waiting / load.waiting if load.waiting else 1.0
+    return Load(
+        waiting=load.waiting - waiting,
+        waiting_tokens=round(load.waiting_tokens * still),
+        running=load.running - running,
+        running_context=round(load.running_context * kept),
+        remaining_tokens=round(load.remaining_tokens * kept),
+    )

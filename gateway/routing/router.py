@@ -136,7 +136,7 @@ class Router:
         if call_id not in self._placed:
             return
         call, instance = self._placed.pop(call_id)
-        instance.release(call_id)
+        instance.release(call_id, call.model)
         self._stirred = True
         if completion_tokens is not None:
             self._lengths.finished(call.model, completion_tokens)

@@ -14,6 +14,7 @@ from alipes.gateway.routing.decision import (
     Wait,
     Why,
 )
+from alipes.gateway.routing.overlay import without
 from alipes.gateway.routing.router import Router
 from alipes.instance.contract import (
     Counters,
@@ -298,6 +299,39 @@ def test_a_new_process_takes_the_place_of_the_old(router: Router) -> None:
     assert waiting(router.place(call(1, "b"), 0)).candidates[0].why is Why.NO_STATE
     router.updated("cold", snapshot(1), 0)
     assert placed(router.retry(0)[0]).call_id == call(1).call_id
+
+
+def test_a_call_that_ended_counts_no_longer_though_the_state_still_shows_it(
+    router: Router,
+) -> None:
+    first = placed(router.place(call(1), 0))
+    one = {"a": Load(0, 0, 1, 900, 400)}
+    router.updated(first.instance, snapshot(2, loads=one, last_call=call(1).call_id), 0)
+    router.released(call(1).call_id, 0)
+    again = placed(router.place(call(2), 0))
+    before, after = (
+        next(c for c in p.candidates if c.instance == first.instance) for p in (first, again)
+    )
+    assert after.total == before.total
+    # The next state is taken at its word.
+    router.updated(first.instance, snapshot(3, loads=one), 0)
+    third = placed(router.place(call(3), 0))
+    shown = next(c for c in third.candidates if c.instance == first.instance)
+    assert shown.total > before.total
+
+
+@pytest.mark.parametrize(
+    ("calls", "left"),
+    [
+        (0, Load(2, 300, 4, 400, 80)),
+        (1, Load(2, 300, 3, 300, 60)),
+        (4, Load(2, 300, 0, 0, 0)),
+        (5, Load(1, 150, 0, 0, 0)),
+        (9, Load(0, 0, 0, 0, 0)),
+    ],
+)
+def test_ended_calls_leave_a_load_from_those_that_run_on(calls: int, left: Load) -> None:
+    assert without(Load(2, 300, 4, 400, 80), calls) == left
 
 
 def test_a_state_shows_the_calls_up_to_its_last(router: Router) -> None:
