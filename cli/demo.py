@@ -52,13 +52,13 @@ def _demo() -> None:
     file.unlink(missing_ok=True)
     _step("alipes init: a cluster file with one hot and one cold instance")
     _alipes("init")
-    port = choose_port(file)
     _step("alipes models prepare: SmolLM2 is converted once, the random models are drawn")
     _alipes("models", "prepare", "-c", file.name)
+    port = choose_port(file)
     _step(f"alipes serve: gateway and instances, on port {port}")
     url = f"http://127.0.0.1:{port}"
     with _serving(file) as process:
-        _wait_ready(url, process)
+        wait_ready(process)
         _ask(url)
         _step(f"alipes replay: a recorded SWE-bench run on {MODELS.replace(',', ' and ')}")
         _alipes("replay", str(TRAJECTORY), "--base-url", f"{url}/v1", "--models", MODELS)
@@ -112,25 +112,20 @@ def _serving(file: Path) -> Iterator[subprocess.Popen[bytes]]:
                 console.print(f"The stack did not stop in {STOP_SECONDS} s; killed.", style="red")
 
 
-def _wait_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+def wait_ready(process: subprocess.Popen[bytes]) -> None:
+    """Until the stack says so in its log: its address might be answered by another server."""
     began = time.monotonic()
-    with console.status("waiting for /ready"):
+    log = WORK / "serve.log"
+    with console.status("waiting until every model has an instance"):
         while time.monotonic() - began < READY_SECONDS:
             if process.poll() is not None:
                 break
-            if _is_ready(url):
+            if any(line.startswith("ready: ") for line in log.read_text().splitlines()):
                 console.print(f"Ready after {time.monotonic() - began:.1f} s.")
                 return
             time.sleep(0.25)
-    tail = "\n".join((WORK / "serve.log").read_text(errors="replace").splitlines()[-20:])
-    raise DemoError(f"the stack did not become ready; the end of {WORK}/serve.log:\n{tail}")
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/ready", timeout=5, trust_env=False).status_code == 200
-    except httpx.HTTPError:
-        return False
+    tail = "\n".join(log.read_text(errors="replace").splitlines()[-20:])
+    raise DemoError(f"the stack did not become ready; the end of {log}:\n{tail}")
 
 
 def _ask(url: str) -> None:

@@ -1,4 +1,5 @@
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,22 @@ def test_a_taken_port_is_replaced_in_the_file(
         port = demo.choose_port(file)
     assert port != usual
     assert load_cluster(file).gateway.port == port
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_the_stack_itself_says_that_it_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ready: bool
+) -> None:
+    monkeypatch.setattr(demo, "WORK", tmp_path)
+    said = "listening\nready: http://127.0.0.1:8000\n" if ready else "cannot listen: in use\n"
+    (tmp_path / "serve.log").write_text(said)
+    with subprocess.Popen(["sleep", "60" if ready else "0"]) as process:
+        if ready:
+            demo.wait_ready(process)
+            process.kill()
+        else:
+            with pytest.raises(demo.DemoError, match="cannot listen: in use"):
+                demo.wait_ready(process)
 
 
 def test_the_demo_uses_what_the_default_file_and_the_repository_hold(tmp_path: Path) -> None:
