@@ -86,6 +86,8 @@ def without(load: Load, calls: int) -> Load:
     run as far as there are so many, then of those that wait."""
     running = min(calls, load.running)
     waiting = min(calls - running, load.waiting)
+    if running + waiting == load.running + load.waiting:
+        return Load()
     kept = 1 - running / load.running if load.running else 1.0
     still = 1 - waiting / load.waiting if load.waiting else 1.0
     return Load(

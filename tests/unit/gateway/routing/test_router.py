@@ -334,6 +334,10 @@ def test_ended_calls_leave_a_load_from_those_that_run_on(calls: int, left: Load)
     assert without(Load(2, 300, 4, 400, 80), calls) == left
 
 
+def test_what_the_last_call_still_had_to_prefill_goes_with_it() -> None:
+    assert without(Load(0, 300, 1, 400, 80), 1) == Load()
+
+
 def test_a_state_shows_the_calls_up_to_its_last(router: Router) -> None:
     for number in range(3):
         placed(router.place(call(number, "b"), 0))
