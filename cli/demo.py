@@ -50,7 +50,7 @@ def _demo() -> None:
     WORK.mkdir(exist_ok=True)
     file = WORK / "alipes.yaml"
     file.unlink(missing_ok=True)
-    _step("alipes init: a cluster file with one hot and one cold instance")
+    _step(f"alipes init: a cluster file with one hot and one cold instance, in {WORK}/")
     _alipes("init")
     _step("alipes models prepare: SmolLM2 is converted once, the random models are drawn")
     _alipes("models", "prepare", "-c", file.name)
@@ -63,7 +63,7 @@ def _demo() -> None:
         _step(f"alipes replay: a recorded SWE-bench run on {MODELS.replace(',', ' and ')}")
         _alipes("replay", str(TRAJECTORY), "--base-url", f"{url}/v1", "--models", MODELS)
         _step("stopping everything")
-    console.print("Gateway and instances have stopped.")
+    console.print(f"Gateway and instances have stopped; their log and all results are in {WORK}/.")
 
 
 def _step(text: str) -> None:
