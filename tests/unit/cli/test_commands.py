@@ -199,8 +199,12 @@ def test_models_list_tells_what_is_prepared(cluster_file: Path) -> None:
 
 
 def test_models_prepare_makes_the_named_ones_only(
-    tmp_path: Path, model_cache: Path, tiny_folders: dict[str, Path]
+    tmp_path: Path,
+    model_cache: Path,
+    tiny_folders: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.delenv("ALIPES_CACHE", raising=False)  # it overrides the file
     file = tmp_path / "alipes.yaml"
     file.write_text(
         "models:\n"
