@@ -41,16 +41,9 @@ def missing_file(folder: Path) -> str | None:
     return next((name for name in names if not (folder / name).is_file()), None)
 
 
-def revision(folder: Path) -> str:
-    """Hex digest of the weights: from the manifest, else computed (about a second per GB)."""
-    manifest = folder / MANIFEST
-    if manifest.is_file():
-        return str(json.loads(manifest.read_bytes())["revision"])
-    return digest(folder)
-
-
 def digest(folder: Path) -> str:
-    """Hex blake2b-128 over the names and bytes of the safetensors files."""
+    """Hex blake2b-128 over the names and bytes of the safetensors files. It tells a reader of
+    the manifest what was prepared; an engine hashes what it loads, as a folder can be edited."""
     total = hashlib.blake2b(digest_size=16, person=b"alipes-weights")
     for name in weight_files(folder):
         total.update(name.encode() + b"\0")

@@ -13,10 +13,14 @@ from safetensors.numpy import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from alipes.instance.checkpoints import sources
-from alipes.instance.checkpoints.folder import SourceError, revision
+from alipes.instance.checkpoints.folder import MANIFEST, SourceError, digest
 from alipes.instance.checkpoints.shapes import FAMILIES
 from alipes.instance.checkpoints.sources import SMOLLM2, folder_of, is_prepared, prepare
 from alipes.instance.contract import LocalFolder, PackagedGguf, RandomWeights
+
+
+def recorded(folder: Path) -> str:
+    return str(json.loads((folder / MANIFEST).read_bytes())["revision"])
 
 
 def quiet(what: str, fraction: float) -> None:
@@ -79,9 +83,9 @@ def test_a_seed_gives_the_same_bytes(cache: Path, tiny_folders: dict[str, Path])
     again = prepare(RandomWeights("qwen3-moe", "tiny"), cache, quiet)
     other = prepare(RandomWeights("qwen3-moe", "tiny", seed=1), cache, quiet)
     first = tiny_folders["qwen3-moe"]
-    assert revision(again) == revision(first)
+    assert recorded(again) == recorded(first)
     assert (again / "model.safetensors").read_bytes() == (first / "model.safetensors").read_bytes()
-    assert revision(other) != revision(first)
+    assert recorded(other) != recorded(first)
 
 
 def test_a_local_folder_is_used_in_place(tiny_folders: dict[str, Path], tmp_path: Path) -> None:
@@ -89,7 +93,7 @@ def test_a_local_folder_is_used_in_place(tiny_folders: dict[str, Path], tmp_path
     assert prepare(LocalFolder(str(folder)), tmp_path, quiet) == folder
     copy = shutil.copytree(folder, tmp_path / "copy")
     (copy / "alipes.json").unlink()
-    assert revision(copy) == revision(folder)
+    assert digest(copy) == recorded(folder)
     (copy / "tokenizer.json").unlink()
     assert not is_prepared(copy)
     with pytest.raises(SourceError, match=r"copy'?: tokenizer\.json is missing"):
