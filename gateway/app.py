@@ -157,5 +157,12 @@ def _serving(cluster: Cluster) -> dict[str, frozenset[str]]:
 
 
 def _router_settings(cluster: Cluster) -> RouterSettings:
-    limits = cluster.gateway.limits
-    return RouterSettings(queue_depth=limits.queue_depth, queue_timeout=limits.queue_timeout)
+    limits, routing, on = cluster.gateway.limits, cluster.routing, cluster.ablations
+    return RouterSettings(
+        queue_depth=limits.queue_depth,
+        queue_timeout=limits.queue_timeout,
+        lease_seconds=routing.lease_seconds if on.leases else 0.0,
+        residency=on.residency_routing,
+        control_window=routing.control_window,
+        replica_penalty=routing.replica_penalty,
+    )

@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from alipes.gateway.routing.decision import Placement
+from alipes.gateway.routing.identity import Claim
 from alipes.instance.contract import Drawn, Finished, Sampling, Started, TokenIds
 
 CLIENT: Final = -1
@@ -17,7 +18,8 @@ CLIENT: Final = -1
 @dataclass(frozen=True, slots=True)
 class CallRequest:
     """One sequence to generate: ``tokens`` (n,) int32 is the whole prompt, ``forced`` int32
-    little-endian ids that replace draws. ``sampling.seed`` is set."""
+    little-endian ids that replace draws. ``sampling.seed`` is set. ``claim`` is what the client
+    says of its session."""
 
     model: str
     tenant: str
@@ -26,6 +28,7 @@ class CallRequest:
     sampling: Sampling
     stop_ids: tuple[int, ...] = ()
     forced: bytes = b""
+    claim: Claim = Claim()
 
 
 class FailureKind(StrEnum):

@@ -24,6 +24,7 @@ from alipes.instance.contract import (
 )
 
 __all__ = [
+    "Ablations",
     "ApiKey",
     "Cluster",
     "ConfigError",
@@ -31,6 +32,7 @@ __all__ = [
     "InstanceEntry",
     "Limits",
     "ModelEntry",
+    "RoutingEntry",
     "instance_settings",
     "json_schema",
     "load_cluster",
@@ -93,6 +95,29 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     queue_timeout: Seconds = 120.0
     keep_alive: Seconds = 5.0
     default_max_tokens: Count = 1024
+    sessions: Count = 10_000
+    session_idle: Seconds = 3600.0
+
+
+class Ablations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Each mechanism can be turned off, to measure what it is worth: ``session_prefill`` lets
+    returning sessions into an open slot, ``host_kv`` keeps prefixes over switches and evictions,
+    ``leases`` hold a place for a likely return, ``residency_routing`` weighs where model and KV
+    are (without it, the instance with the fewest calls is chosen)."""
+
+    session_prefill: bool = True
+    host_kv: bool = True
+    leases: bool = True
+    residency_routing: bool = True
+
+
+class RoutingEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long a lease lasts (tau of Talaria 3.3), and what Eq. 2 holds against a further
+    replica: ``replica_penalty`` (nu) seconds, over a control window of so many seconds."""
+
+    lease_seconds: Annotated[float, msgspec.Meta(gt=0, le=600)] = 1.0
+    control_window: Seconds = 10.0
+    replica_penalty: Annotated[float, msgspec.Meta(ge=0, le=600)] = 0.1
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -117,8 +142,9 @@ class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class InstanceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One engine process. ``threads`` 0 means its share of the cores; ``local`` false means that
-    it is started elsewhere with ``alipes instance`` and connects here. ``fake`` is what the
-    work of the engine of that name takes."""
+    it is started elsewhere with ``alipes instance`` and connects here. A cold instance
+    lengthens its rounds, as far as the targets allow, until switches take no more than
+    ``switch_share`` of them. ``fake`` is what the work of the engine of that name takes."""
 
     pool: Pool
     models: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -130,6 +156,7 @@ class InstanceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_running: Count = 16
     max_waiting: Count = 256
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
+    switch_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
     local: bool = True
     fake: FakeCosts = FakeCosts()
 
@@ -139,6 +166,8 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     instances: dict[str, InstanceEntry]
     gateway: GatewaySettings = GatewaySettings()
     targets: Targets = Targets()
+    routing: RoutingEntry = RoutingEntry()
+    ablations: Ablations = Ablations()
     cache: Text = "~/.cache/alipes"
 
 
@@ -206,6 +235,9 @@ def instance_settings(
         max_waiting=entry.max_waiting,
         threads=max(1, entry.threads),
         allow_forced_tokens=cluster.gateway.allow_forced_tokens,
+        switch_share=entry.switch_share,
+        session_prefill=cluster.ablations.session_prefill,
+        host_kv=cluster.ablations.host_kv,
         fake=entry.fake,
     )
 
@@ -225,7 +257,15 @@ def _cluster(raw: dict[str, Any], folder: Path, environ: Mapping[str, str]) -> C
     gateway = convert(_sized(top.gateway, "gateway"), GatewaySettings, "gateway")
     targets = convert(top.targets, Targets, "targets")
     cache = environ.get(CACHE_VARIABLE) or top.cache
-    cluster = Cluster(models, instances, gateway, targets, str(_absolute(cache, folder)))
+    cluster = Cluster(
+        models=models,
+        instances=instances,
+        gateway=gateway,
+        targets=targets,
+        routing=convert(top.routing, RoutingEntry, "routing"),
+        ablations=convert(top.ablations, Ablations, "ablations"),
+        cache=str(_absolute(cache, folder)),
+    )
     _check_instances(cluster)
     _check_targets(targets)
     _check_keys(gateway.api_keys)
@@ -237,6 +277,8 @@ class _Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     instances: dict[str, Any]
     gateway: dict[str, Any] = {}
     targets: dict[str, Any] = {}
+    routing: dict[str, Any] = {}
+    ablations: dict[str, Any] = {}
     cache: Text = "~/.cache/alipes"
 
 

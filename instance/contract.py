@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-PROTOCOL: Final = 1
+PROTOCOL: Final = 2
 BLOCK_TOKENS: Final = 64
 KEY_BYTES: Final = 16
 BEAT_SECONDS: Final = 1.0
@@ -82,17 +82,20 @@ class Pool(StrEnum):
 
 
 class FakeCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the fake engine's work takes, in seconds: a prompt token, a step, a switch."""
+    """What the fake engine's work takes, in seconds: a prompt token, a step, a switch, copying
+    one token's state from the host to the device."""
 
     prefill_token: float = 0.0
     step: float = 0.0
     switch: float = 0.0
+    restore_token: float = 0.0
 
 
 class InstanceSettings(msgspec.Struct, frozen=True):
     """All that one instance process needs to start; sizes in bytes, times in seconds. A cold
     instance lengthens its rounds, as far as the targets allow, until switches take no more than
-    ``switch_share`` of them."""
+    ``switch_share`` of them. ``session_prefill`` and ``host_kv`` turn those mechanisms off; calls
+    that run when their model's slot ends are saved and resumed in any case."""
 
     name: str
     pool: Pool
@@ -111,6 +114,8 @@ class InstanceSettings(msgspec.Struct, frozen=True):
     allow_forced_tokens: bool = False
     orphan_seconds: float = 60.0
     switch_share: float = 0.1
+    session_prefill: bool = True
+    host_kv: bool = True
     beat_seconds: float = BEAT_SECONDS
     fake: FakeCosts = FakeCosts()
 
@@ -173,6 +178,9 @@ class Submit(Wire, frozen=True, omit_defaults=True):
     """One call. ``call_id`` is 16 bytes made by the gateway; ``tokens`` and ``forced`` are
     int32 little-endian ids. Generation ends at a stop id (reported, never part of the text) or
     after ``max_tokens``. ``forced`` ids replace what would be drawn, where the file allows it.
+    ``branch`` is the same opaque id for all calls of one context of a session, empty when it is
+    not known. ``continuation`` tells that an earlier call of the branch has finished (whichever
+    instance served it), ``final`` that no further one is to be expected.
     """
 
     call_id: bytes
@@ -184,6 +192,9 @@ class Submit(Wire, frozen=True, omit_defaults=True):
     stop_ids: tuple[int, ...] = ()
     priority: int = 0
     forced: bytes = b""
+    branch: bytes = b""
+    continuation: bool = False
+    final: bool = False
 
 
 class Cancel(Wire, frozen=True):
@@ -262,7 +273,8 @@ class Estimate(Wire, frozen=True):
     """Measured costs of one model in seconds. A prefill of n tokens over a context that ends at
     position c costs ``prefill_base + n * prefill_token + n * c * prefill_context``; one decode
     iteration of b calls with C context tokens in all costs ``decode_base + b * decode_call +
-    C * decode_context``. ``switch`` is the cost of making it active. ``samples`` counts the
+    C * decode_context``. ``switch`` is the cost of making it active. Copying the state of n tokens
+    from the host to the device costs ``restore_base + n * restore_token``. ``samples`` counts the
     measurements behind the numbers: 0 means a prior."""
 
     prefill_base: float
@@ -272,11 +284,14 @@ class Estimate(Wire, frozen=True):
     decode_call: float
     decode_context: float
     switch: float
+    restore_base: float
+    restore_token: float
     samples: int
 
 
 class Load(Wire, frozen=True):
-    """Work of one model here now. Tokens are those still to be computed or drawn."""
+    """Work of one model here now. Tokens are those still to be computed or drawn; what a waiting
+    call can take from the device or the host is not among them."""
 
     waiting: int = 0
     waiting_tokens: int = 0
@@ -286,7 +301,9 @@ class Load(Wire, frozen=True):
 
 
 class Occupancy(Wire, frozen=True):
-    """Device KV in blocks of the active model (free + cached + held == total) and host bytes."""
+    """Device KV in blocks of the active model (free + cached + held == total) and host bytes of
+    all models: ``host_held`` of those used are in a copy or belong to saved calls, the others
+    can be evicted."""
 
     total: int
     free: int
@@ -294,11 +311,17 @@ class Occupancy(Wire, frozen=True):
     held: int
     host_used: int
     host_total: int
+    host_held: int = 0
 
 
 class Counters(Wire, frozen=True):
     """Totals since start, except ``live_calls``, which must return to zero when idle.
-    ``deadline_risk`` counts rounds whose bound could not be met, by the model to blame."""
+    ``deadline_risk`` counts rounds whose bound could not be met, by the model to blame;
+    ``shortfall`` sums, by model, the seconds of waiting prefill for which its slots had no room.
+    ``sp_admitted`` counts calls let in by session-prefill, ``sp_parked`` the times that one which
+    was eligible did not fit (one call may count in several slots). ``restored_tokens`` came from
+    the host; they are among ``cached_tokens``. ``lingered_seconds`` passed in open slots that
+    waited for returning sessions."""
 
     live_calls: int = 0
     finished: int = 0
@@ -313,6 +336,14 @@ class Counters(Wire, frozen=True):
     cached_tokens: int = 0
     decode_tokens: int = 0
     deadline_risk: dict[str, int] = msgspec.field(default_factory=dict)
+    shortfall: dict[str, float] = msgspec.field(default_factory=dict)
+    sp_admitted: int = 0
+    sp_parked: int = 0
+    restores: int = 0
+    restored_tokens: int = 0
+    checkpointed_blocks: int = 0
+    host_evicted_blocks: int = 0
+    lingered_seconds: float = 0.0
 
 
 class Snapshot(Wire, frozen=True):
@@ -371,11 +402,15 @@ class Tokens(Wire, frozen=True):
 
 
 class Started(Wire, frozen=True):
-    """The first chunk of the call's prompt begins; ``cached_tokens`` need no computing."""
+    """The first chunk of the call's prompt begins; ``cached_tokens`` need no computing, and
+    ``restored_tokens`` of them come from the host. ``phase`` is that of the slot which took the
+    call in: ``SP`` for session-prefill."""
 
     call_id: bytes
     cached_tokens: int
     queued: float
+    restored_tokens: int = 0
+    phase: str = ""
 
 
 class FinishReason(StrEnum):
@@ -386,7 +421,9 @@ class FinishReason(StrEnum):
 class Finished(Wire, frozen=True):
     """The call's last message. ``stop_id`` is the id that ended it, not part of the text: it is
     counted in ``completion_tokens`` and never among the ``Tokens``.
-    Durations in seconds: in queues, in prefill iterations, and from first token to last."""
+    Durations in seconds: in queues, in prefill iterations, and from first token to last.
+    ``prefix`` is the handle that a lease records: the key of the last full block of prompt and
+    output, which stands for the whole prefix of ``prefix_tokens`` tokens; empty without one."""
 
     call_id: bytes
     reason: FinishReason
@@ -397,6 +434,9 @@ class Finished(Wire, frozen=True):
     queued: float
     prefill: float
     decode: float
+    restored_tokens: int = 0
+    prefix: bytes = b""
+    prefix_tokens: int = 0
 
 
 class FailureClass(StrEnum):

@@ -18,6 +18,7 @@ from alipes.gateway.calls import (
 )
 from alipes.gateway.dispatch import Dispatcher, LiveCall
 from alipes.gateway.routing.decision import Placement
+from alipes.gateway.routing.identity import Claim
 from alipes.gateway.telemetry.record import CallRecord
 from alipes.gateway.text.deltas import Delta, TextDelta, ToolStart
 from alipes.gateway.text.model import ModelText
@@ -39,7 +40,7 @@ class Job:
     """What a client asks for, in terms of no dialect. There are ``n`` choices for each prompt,
     numbered prompt by prompt; choice i draws with seed ``sampling.seed + i``. A prompt and its
     output have ``context`` tokens at most. ``chat`` says whether tool calls are looked for in
-    the output."""
+    the output, ``claim`` what the client tells of its session."""
 
     text: ModelText
     prompts: tuple[TokenIds, ...]
@@ -52,6 +53,7 @@ class Job:
     forced: bytes = b""
     tools: list[dict[str, Any]] | None = None
     chat: bool = True
+    claim: Claim = Claim()
 
     @property
     def choices(self) -> int:
@@ -68,6 +70,7 @@ class Job:
             sampling=replace(sampling, seed=(sampling.seed + index) & SEED_MASK),
             stop_ids=() if self.ignore_eos else tuple(self.text.stop_ids),
             forced=self.forced,
+            claim=self.claim,
         )
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
+from typing import Protocol
 
 import msgspec
 
@@ -10,22 +12,54 @@ import msgspec
 class RouterSettings(msgspec.Struct, frozen=True):
     """Bounds of placement, in seconds. An instance's state counts for ``state_seconds``; after
     ``silence_seconds`` without a sign of life it has missed its beats. ``queue_depth`` bounds
-    the calls that wait in this gateway, ``queue_timeout`` how long each does."""
+    the calls that wait in this gateway, ``queue_timeout`` how long each does. ``lease_seconds``
+    is tau of Talaria 3.3, 0 for no leases; ``residency`` false ranks instances by the calls they
+    have alone. A further replica (Eq. 2) must gain more over ``control_window`` than it costs
+    with ``replica_penalty`` (nu) on top."""
 
     queue_depth: int = 256
     queue_timeout: float = 120.0
     state_seconds: float = 5.0
     silence_seconds: float = 3.0
+    lease_seconds: float = 1.0
+    residency: bool = True
+    control_window: float = 10.0
+    replica_penalty: float = 0.1
+
+
+class BlockPath(Protocol):
+    """The chained block keys of a prompt, on demand."""
+
+    def keys(self, kv_format: str) -> Sequence[bytes]:
+        """Keys of all full blocks of the prompt for instances of this KV format; computed at
+        most once for each format."""
+        ...
 
 
 class CallShape(msgspec.Struct, frozen=True):
-    """One call as placement sees it; token counts only."""
+    """One call as placement sees it. ``branch`` identifies a context of a session on this model
+    over its calls (16 opaque bytes; empty when unknown): leases go by it. The first
+    ``known_tokens`` of the prompt were in an earlier call of the branch, so that computing them
+    again is recovery. ``final`` tells that no further call is to be expected. Without a ``path``
+    nothing is known of where the prompt's KV is."""
 
     call_id: bytes
     model: str
     tenant: str
     prompt_tokens: int
     max_tokens: int
+    branch: bytes = b""
+    known_tokens: int = 0
+    final: bool = False
+    path: BlockPath | None = None
+
+
+class Completion(msgspec.Struct, frozen=True):
+    """What the router learns from a call that finished; see ``contract.Finished``."""
+
+    completion_tokens: int
+    prefix: bytes = b""
+    prefix_tokens: int = 0
 
 
 class Why(StrEnum):
@@ -38,6 +72,7 @@ class Why(StrEnum):
     NO_STATE = "no-state"
     STALE = "stale"
     NO_ESTIMATE = "no-estimate"
+    NO_GAIN = "no-gain"
     TOO_SMALL = "too-small"
     FULL = "full"
     MEMORY = "memory"
@@ -54,8 +89,9 @@ class Candidate(msgspec.Struct, frozen=True):
     """One instance's predicted cost of one call, Talaria Eq. 1, in seconds. ``queue``,
     ``prefill`` and ``decode`` are the incremental work (with the delay to running decode),
     ``recovery`` is that of the KV prefix, ``activation`` that of the model; ``total`` is their
-    sum. ``round_length`` is the predicted round with the call in it. Without a state to
-    predict from, all are 0 and ``why`` says so."""
+    sum. ``round_length`` is the predicted round with the call in it. Of the prompt,
+    ``device_tokens`` and ``host_tokens`` are there and in which tier. ``no-gain`` is a replica
+    that fails Eq. 2. Without a state to predict from, all are 0 and ``why`` says so."""
 
     instance: str
     queue: float = 0.0
@@ -65,6 +101,8 @@ class Candidate(msgspec.Struct, frozen=True):
     activation: float = 0.0
     total: float = 0.0
     round_length: float = 0.0
+    device_tokens: int = 0
+    host_tokens: int = 0
     admitted: bool = False
     why: Why = Why.OK
 
@@ -72,6 +110,7 @@ class Candidate(msgspec.Struct, frozen=True):
 class Reason(StrEnum):
     """Why a call went where it went, or waits."""
 
+    LEASE = "lease"
     ONLY = "only"
     ACTIVE = "active"
     SWITCH = "switch"
@@ -83,7 +122,8 @@ class Reason(StrEnum):
 
 
 class Placement(msgspec.Struct, frozen=True):
-    """``only``: no other instance serves the model. ``spill``: a cheaper one had no room.
+    """``lease``: the place held for the session's return was still good. ``only``: no other
+    instance serves the model. ``spill``: a cheaper one had no room.
     ``switch``: the model must be made active there. ``active``: it alone has the model
     active. ``least-cost``: several have, and it is the cheapest."""
 

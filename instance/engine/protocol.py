@@ -47,6 +47,24 @@ class Sampled:
 
 
 @dataclass(frozen=True, slots=True)
+class HostSlabs:
+    """The host memory for KV of all models: ``count`` slabs of ``slab_bytes`` each. One block of
+    a model takes ``block_bytes / slab_bytes`` slabs, which need not be neighbours: the bytes of
+    its layers, first to last, fill them in their order."""
+
+    slab_bytes: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """One whole device block of the active model and the slabs of its host copy."""
+
+    device: int
+    slabs: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class SwitchReport:
     """What making a model active took; ``addresses_kept`` tells whether every region of the
     arena is where it was when the model was last active."""
@@ -66,28 +84,32 @@ class Engine(Protocol):
     def reports(self) -> tuple[ModelReport, ...]: ...
 
     @property
-    def host_used(self) -> int:
-        """Host bytes held by saved calls."""
-        ...
+    def host(self) -> HostSlabs: ...
 
     def activate(self, model: str) -> SwitchReport:
-        """Make ``model`` the active one; device blocks of the previous one are void after it."""
+        """Make ``model`` the active one; device blocks of the previous one are void after it.
+        Raises ``EngineError`` while copies are under way: drain first."""
         ...
 
     def step(self, rows: Sequence[Row]) -> tuple[Sampled, ...]:
         """One forward pass over all rows; results in the order of the rows that draw."""
         ...
 
-    def save(self, call_id: bytes, blocks: Sequence[int], tokens: int) -> None:
-        """Copy the exact state of the first ``tokens`` positions to host memory."""
+    def copy_out(self, ticket: int, copies: Sequence[BlockCopy]) -> None:
+        """Begin to copy these device blocks to the host. Until ``ticket`` is reported neither
+        side may be written, and the slabs may not be read. Tickets rise."""
         ...
 
-    def load(self, call_id: bytes, blocks: Sequence[int]) -> None:
-        """Copy a saved state back into ``blocks`` of the active model and forget the copy."""
+    def copied(self) -> tuple[int, ...]:
+        """Tickets whose copies have ended since this was last asked, in order; never waits."""
         ...
 
-    def discard(self, call_id: bytes) -> None:
-        """Forget a saved state, if there is one."""
+    def drain(self) -> tuple[int, ...]:
+        """As ``copied``, but waits for all copies that were begun."""
+        ...
+
+    def copy_in(self, copies: Sequence[BlockCopy]) -> None:
+        """Copy slabs to device blocks; the next step sees them there."""
         ...
 
     def close(self) -> None: ...

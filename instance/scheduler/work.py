@@ -12,30 +12,42 @@ from alipes.instance.contract import (
     Finished,
     Started,
 )
+from alipes.instance.engine.protocol import BlockCopy
 
 
 @dataclass(frozen=True, slots=True)
-class SavedCall:
-    """A running call whose first ``tokens`` positions are in ``blocks``."""
+class Checkpoint:
+    """Blocks of the active model to be copied to the host while the engine goes on; its end is
+    reported to ``copied`` under ``ticket``."""
 
-    call_id: bytes
-    blocks: tuple[int, ...]
-    tokens: int
+    ticket: int
+    copies: tuple[BlockCopy, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Switch:
-    """Save these calls of the active model to the host, then make ``model`` active."""
+    """Begin the checkpoint of what must not be lost, drain all copies, report them, then make
+    ``model`` active."""
 
     model: str
-    save: tuple[SavedCall, ...]
+    save: Checkpoint | None
 
 
 @dataclass(frozen=True, slots=True)
-class Resume:
-    """Copy saved calls of the active model back into device blocks."""
+class Restore:
+    """Copy blocks from the host to the device, for saved calls or for the prefixes of new ones
+    (``tokens`` in all)."""
 
-    calls: tuple[SavedCall, ...]
+    copies: tuple[BlockCopy, ...]
+    tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Linger:
+    """Nothing to do before ``until`` (ns) unless a message comes: the slot stays open for
+    sessions that are likely to return."""
+
+    until: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,17 +65,19 @@ class Run:
     started: tuple[Started, ...] = ()
 
 
-Work = Switch | Resume | Run
+Work = Switch | Restore | Run | Linger
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     """What a piece of work led to, in the order in which it is to be told; ``over`` ends the
-    run. Blocks removed went before those stored took their place."""
+    run. Blocks removed went before those stored took their place. ``checkpoint`` is to be begun
+    at once."""
 
     removed: tuple[BlocksRemoved, ...] = ()
     stored: tuple[BlocksStored, ...] = ()
     drawn: tuple[Drawn, ...] = ()
     finished: tuple[Finished, ...] = ()
     failed: tuple[Failed, ...] = ()
+    checkpoint: Checkpoint | None = None
     over: bool = False

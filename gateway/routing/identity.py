@@ -1,0 +1,31 @@
+"""Who a call belongs to: the session and the branch that its client names."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class Source(StrEnum):
+    """What told the session, in the order of precedence."""
+
+    OWN = "own-header"
+    AGENT = "agent-header"
+    BODY = "body"
+    CACHE_KEY = "prompt-cache-key"
+    RESPONSE = "previous-response"
+    PREFIX = "prefix"
+    NEW = "new"
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """What a request says of its session; ids are the client's, within one tenant. Without a
+    ``session`` it is the one whose last prompt is the longest beginning of this one, or a new
+    one. ``branch`` and ``parent`` name contexts inside the session, empty for the main one."""
+
+    session: str = ""
+    branch: str = ""
+    parent: str = ""
+    final: bool = False
+    source: Source = Source.NEW
