@@ -162,7 +162,7 @@ def _router_settings(cluster: Cluster) -> RouterSettings:
         queue_depth=limits.queue_depth,
         queue_timeout=limits.queue_timeout,
         lease_seconds=routing.lease_seconds if on.leases else 0.0,
-        residency=on.residency_routing,
+        policy="residency" if on.residency_routing else "least-pressure",
         control_window=routing.control_window,
         replica_penalty=routing.replica_penalty,
     )

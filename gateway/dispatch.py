@@ -18,7 +18,14 @@ from enum import Enum, auto
 from typing import Final, Protocol
 
 from alipes.gateway.calls import CallEvent, CallFailure, CallRequest, FailureKind, Inbox
-from alipes.gateway.routing.decision import CallShape, Placement, Reject, RejectKind, Wait
+from alipes.gateway.routing.decision import (
+    CallShape,
+    Completion,
+    Placement,
+    Reject,
+    RejectKind,
+    Wait,
+)
 from alipes.gateway.routing.router import Router
 from alipes.gateway.telemetry.metrics import Metrics
 from alipes.instance.contract import (
@@ -285,7 +292,9 @@ class Dispatcher:
         self, call: LiveCall, event: CallEvent | None = None, completion_tokens: int | None = None
     ) -> None:
         self._live.pop(call.call_id, None)
-        self.router.released(call.call_id, self._clock(), completion_tokens)
+        if completion_tokens is not None:
+            self.router.complete(call.call_id, self._clock(), Completion(completion_tokens))
+        self.router.released(call.call_id, self._clock())
         call.done = True
         self._metrics.live_calls(len(self._live))
         if event is not None:

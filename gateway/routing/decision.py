@@ -4,25 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
+
+from alipes.gateway.routing.leases import LeaseCounts
+
+Policy = Literal["residency", "least-pressure", "session-sticky"]
 
 
 class RouterSettings(msgspec.Struct, frozen=True):
     """Bounds of placement, in seconds. An instance's state counts for ``state_seconds``; after
     ``silence_seconds`` without a sign of life it has missed its beats. ``queue_depth`` bounds
     the calls that wait in this gateway, ``queue_timeout`` how long each does. ``lease_seconds``
-    is tau of Talaria 3.3, 0 for no leases; ``residency`` false ranks instances by the calls they
-    have alone. A further replica (Eq. 2) must gain more over ``control_window`` than it costs
-    with ``replica_penalty`` (nu) on top."""
+    is tau of Talaria 3.3, 0 for no leases. ``policy`` ranks the instances that have room: by Eq. 1
+    and Eq. 2, or as one of the ``baselines``. A further replica (Eq. 2) must gain more over
+    ``control_window`` than it costs with ``replica_penalty`` (nu) on top."""
 
     queue_depth: int = 256
     queue_timeout: float = 120.0
     state_seconds: float = 5.0
     silence_seconds: float = 3.0
     lease_seconds: float = 1.0
-    residency: bool = True
+    policy: Policy = "residency"
     control_window: float = 10.0
     replica_penalty: float = 0.1
 
@@ -172,6 +176,19 @@ class InstanceStatus(msgspec.Struct, frozen=True):
     unseen: int
 
 
+class RouterCounts(msgspec.Struct, frozen=True):
+    """Totals since start. ``opens`` are placements that made their instance open the model,
+    ``avoidable_opens`` those of them while another that could be used had it active (Talaria
+    5.3). ``returns`` are calls of a branch that has finished one before, ``same_instance`` those
+    of them that went to the instance of the last one."""
+
+    placed: int = 0
+    opens: int = 0
+    avoidable_opens: int = 0
+    returns: int = 0
+    same_instance: int = 0
+
+
 class RouterStatus(msgspec.Struct, frozen=True):
     """``models`` tells for each model whether an instance can take calls for it now; ``ready``
     whether that holds for all. ``queued`` counts the calls that wait, by model."""
@@ -180,3 +197,5 @@ class RouterStatus(msgspec.Struct, frozen=True):
     models: dict[str, bool]
     queued: dict[str, int]
     instances: tuple[InstanceStatus, ...]
+    counts: RouterCounts = RouterCounts()
+    leases: LeaseCounts = LeaseCounts()

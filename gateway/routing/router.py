@@ -14,6 +14,7 @@ from alipes.gateway.routing.cost import evaluate
 from alipes.gateway.routing.decision import (
     CallShape,
     Candidate,
+    Completion,
     Placement,
     Reason,
     Reject,
@@ -23,12 +24,14 @@ from alipes.gateway.routing.decision import (
     Wait,
     Why,
 )
+from alipes.gateway.routing.directory import BlockDirectory
 from alipes.gateway.routing.instances import SECOND, InstanceState
+from alipes.gateway.routing.leases import Lease, LeaseTable
 from alipes.gateway.routing.overlay import Charge
 from alipes.gateway.routing.predict import OutputLengths, backlog_seconds
 from alipes.gateway.routing.profiles import CostProfiles
 from alipes.gateway.routing.waiting import WaitingCalls
-from alipes.instance.contract import Hello, Snapshot
+from alipes.instance.contract import BlocksRemoved, BlocksStored, Hello, Snapshot
 
 
 class Router:
@@ -52,6 +55,8 @@ class Router:
         self._lengths = OutputLengths()
         self._profiles = CostProfiles()
         self._reserved: dict[str, frozenset[str]] = {}
+        self._leases = LeaseTable()
+        self._directory = BlockDirectory()
         self._stirred = False
 
     # --- what happens to instances ---------------------------------------------------------------
@@ -128,9 +133,18 @@ class Router:
         if call_id in self._placed:
             self._placed[call_id][1].started(call_id)
 
-    def released(self, call_id: bytes, now: int, completion_tokens: int | None = None) -> None:
-        """The call is over, wherever it was; a second time does nothing. Completion tokens of
-        a call that finished teach the router what to expect of its model."""
+    def complete(self, call_id: bytes, now: int, completion: Completion) -> None:
+        """The call has finished; it is released as well. Its length teaches what to expect of its
+        model, and a lease holds a place for the next call of its branch."""
+        if call_id not in self._placed:
+            return
+        call, _instance = self._placed[call_id]
+        self.released(call_id, now)
+        self._lengths.finished(call.model, completion.completion_tokens)
+
+    def released(self, call_id: bytes, now: int) -> None:
+        """The call is over, wherever it was: cancelled, failed or given up. A second time does
+        nothing."""
         if self._waiting.remove(call_id) is not None:
             self._stirred = True
         if call_id not in self._placed:
@@ -138,8 +152,20 @@ class Router:
         call, instance = self._placed.pop(call_id)
         instance.release(call_id, call.model)
         self._stirred = True
-        if completion_tokens is not None:
-            self._lengths.finished(call.model, completion_tokens)
+
+    def forget(self, branch: bytes) -> None:
+        """The branch is known no longer: nothing is kept or held for it."""
+        self._leases.discard(branch)
+
+    # --- where blocks are ------------------------------------------------------------------------
+
+    def stored(self, name: str, event: BlocksStored) -> None:
+        """The instance has these blocks; nothing changes when it has no link."""
+        self._directory.stored(name, event)
+
+    def removed(self, name: str, event: BlocksRemoved) -> None:
+        """The instance has these blocks no longer in this tier."""
+        self._directory.removed(name, event)
 
     # --- what can be asked -----------------------------------------------------------------------
 
@@ -147,6 +173,10 @@ class Router:
         """When ``retry`` has something to say even if nothing happens until then."""
         deadline = self._waiting.next_deadline()
         return None if deadline is None else max(now, deadline)
+
+    def lease_of(self, branch: bytes, now: int) -> Lease | None:
+        """The place that is held for the branch now."""
+        return self._leases.of(branch, now)
 
     def longest_call(self, model: str) -> int | None:
         """Tokens, prompt and output, of the longest call that any instance can hold; None while

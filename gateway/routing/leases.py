@@ -1,0 +1,126 @@
+"""Leases: places held for sessions that are likely to return (Talaria 3.3, 4.1)."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+
+import msgspec
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """One admission unit held on an instance for the next call of a branch.
+
+    ``prefix`` is the key of the last full block of what the finished call left there,
+    ``prefix_tokens`` what it stands for. ``charge`` is in seconds, ``expires`` in nanoseconds.
+    It keeps no KV and promises no execution.
+    """
+
+    branch: bytes
+    model: str
+    instance: str
+    incarnation: str
+    prefix: bytes
+    prefix_tokens: int
+    expires: int
+    charge: float
+
+
+class LeaseCounts(msgspec.Struct, frozen=True):
+    """What became of all leases: ``installed`` is the sum of the others. ``discarded`` are those
+    whose instance or prefix was no longer there, or whose branch got another or was forgotten."""
+
+    installed: int = 0
+    consumed: int = 0
+    expired: int = 0
+    discarded: int = 0
+    live: int = 0
+
+
+class LeaseTable:
+    """The live leases, at most one for each branch.
+
+    installed -> consumed | expired | discarded, once; the charge goes with the lease.
+    """
+
+    def __init__(self) -> None:
+        self._live: dict[bytes, Lease] = {}
+        self._on: dict[str, dict[bytes, Lease]] = defaultdict(dict)
+        self._models: Counter[str] = Counter()
+        self._counts: Counter[str] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def live(self, model: str) -> int:
+        """Leases of a model, over all instances."""
+        return self._models[model]
+
+    def of(self, branch: bytes, now: int) -> Lease | None:
+        lease = self._live.get(branch)
+        return lease if lease is not None and now < lease.expires else None
+
+    def install(self, lease: Lease) -> None:
+        """A call of the branch finished; an earlier lease of the branch is discarded."""
+        self.discard(lease.branch)
+        self._live[lease.branch] = lease
+        self._on[lease.instance][lease.branch] = lease
+        self._models[lease.model] += 1
+        self._counts["installed"] += 1
+
+    def consume(self, branch: bytes) -> None:
+        """The branch has returned. Raises KeyError without a lease."""
+        self._end(branch, "consumed")
+
+    def discard(self, branch: bytes) -> None:
+        """The lease is good for nothing; without one nothing happens."""
+        if branch in self._live:
+            self._end(branch, "discarded")
+
+    def expire(self, now: int) -> bool:
+        """End the leases whose time is over; True when there were any."""
+        over = []
+        # Every lease lasts as long: they expire in the order in which they were installed.
+        for branch, lease in self._live.items():
+            if now < lease.expires:
+                break
+            over.append(branch)
+        for branch in over:
+            self._end(branch, "expired")
+        return bool(over)
+
+    def next_expiry(self) -> int | None:
+        for lease in self._live.values():
+            return lease.expires
+        return None
+
+    def lost(self, instance: str) -> None:
+        """The instance, or this run of it, is gone with the KV that its leases stand for."""
+        for branch in list(self._on.get(instance, ())):
+            self._end(branch, "discarded")
+
+    def charges(self, instance: str, but: bytes = b"") -> dict[str, float]:
+        """Seconds held on an instance by model, without those for the branch ``but``."""
+        return _sums(
+            lease for branch, lease in self._on.get(instance, {}).items() if branch != but
+        )
+
+    def counts(self) -> LeaseCounts:
+        return LeaseCounts(**self._counts, live=len(self._live))
+
+    def _end(self, branch: bytes, how: str) -> None:
+        lease = self._live.pop(branch)
+        del self._on[lease.instance][branch]
+        if not self._on[lease.instance]:
+            del self._on[lease.instance]
+        self._models[lease.model] -= 1
+        if not self._models[lease.model]:
+            del self._models[lease.model]
+        self._counts[how] += 1
+
+
+def _sums(leases: Iterable[Lease]) -> dict[str, float]:
+    seconds: dict[str, float] = defaultdict(float)
+    for lease in leases:
+        seconds[lease.model] += lease.charge
+    return dict(seconds)
