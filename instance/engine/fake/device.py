@@ -33,19 +33,20 @@ def refusal(call_id: bytes, message: str) -> EngineError:
     return EngineError(f"call {call_id.hex()}: {message}", (call_id,))
 
 
-@dataclass(frozen=True, slots=True)
-class SavedBlocks:
-    """The provenance of one call's blocks, copied off the device."""
+@dataclass(frozen=True, slots=True, eq=False)
+class BlockContent:
+    """The provenance of one block, copied off the device."""
 
-    content: NDArray[np.int32]
-    before: NDArray[np.uint64]
-    after: NDArray[np.uint64]
-    filled: NDArray[np.int32]
+    tokens: TokenIds
+    before: int
+    after: int
+    filled: int
 
 
 class BlockStates:
     """``blocks`` blocks of ``block_tokens`` positions. ``before`` and ``after`` hash the context
-    that ends at a block's start and at its end (the latter once it is full)."""
+    that ends at a block's start and at its end (the latter once it is full). A block that is
+    being copied cannot be written."""
 
     def __init__(self, blocks: int, block_tokens: int) -> None:
         self.block_tokens = block_tokens
@@ -53,6 +54,7 @@ class BlockStates:
         self._before = np.zeros(blocks, np.uint64)
         self._after = np.zeros(blocks, np.uint64)
         self._filled = np.zeros(blocks, np.int32)
+        self._copies = np.zeros(blocks, np.int32)
         self._start = 0
 
     def clear(self, model: str) -> None:
@@ -77,6 +79,10 @@ class BlockStates:
     def write(self, call_id: bytes, table: NDArray[np.int64], start: int, tokens: TokenIds) -> None:
         """Compute ``tokens`` at ``start`` on; every position before must be valid state."""
         self._check_chain(call_id, table, start)
+        written = table[start // self.block_tokens :]
+        if self._copies[written].any():
+            block = int(written[np.argmax(self._copies[written])])
+            raise refusal(call_id, f"block {block} is being copied and cannot be written")
         position, end = start, start + len(tokens)
         while position < end:
             index, offset = divmod(position, self.block_tokens)
@@ -101,17 +107,36 @@ class BlockStates:
         block = table[index]
         return chain_next(int(self._before[block]), self._content[block, : offset + 1])
 
-    def copy_out(self, call_id: bytes, table: NDArray[np.int64], positions: int) -> SavedBlocks:
-        self._check_chain(call_id, table, positions)
-        return SavedBlocks(
-            self._content[table], self._before[table], self._after[table], self._filled[table]
+    def read(self, block: int) -> BlockContent:
+        """Raises ``EngineError`` for a block that holds no state."""
+        if not self._filled[self._existing(block)]:
+            raise EngineError(f"block {block} holds no state to copy")
+        return BlockContent(
+            self._content[block].copy(),
+            int(self._before[block]),
+            int(self._after[block]),
+            int(self._filled[block]),
         )
 
-    def copy_in(self, table: NDArray[np.int64], saved: SavedBlocks) -> None:
-        self._content[table] = saved.content
-        self._before[table] = saved.before
-        self._after[table] = saved.after
-        self._filled[table] = saved.filled
+    def put(self, block: int, content: BlockContent) -> None:
+        """Raises ``EngineError`` for a block that is being copied."""
+        if self._copies[self._existing(block)]:
+            raise EngineError(f"block {block} is being copied and cannot be written")
+        self._content[block] = content.tokens
+        self._before[block] = content.before
+        self._after[block] = content.after
+        self._filled[block] = content.filled
+
+    def begin_copy(self, blocks: Sequence[int]) -> None:
+        np.add.at(self._copies, blocks, 1)
+
+    def end_copy(self, blocks: Sequence[int]) -> None:
+        np.subtract.at(self._copies, blocks, 1)
+
+    def _existing(self, block: int) -> int:
+        if not 0 <= block < len(self._filled):
+            raise EngineError(f"block {block}: the device has {len(self._filled)}")
+        return block
 
     def _fill(self, table: NDArray[np.int64], index: int, offset: int, part: TokenIds) -> None:
         block = table[index]

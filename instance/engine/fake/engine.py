@@ -1,7 +1,7 @@
 """An engine without a model: tokens are a hash of the context, time is what the settings say.
 
 It serves tests and gateway benchmarks, and it is an oracle for schedulers: a row whose blocks
-are not the state of its tokens is refused.
+are not the state of its tokens is refused, and so is a copy that meets another one under way.
 """
 
 from __future__ import annotations
@@ -15,9 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alipes.instance.contract import InstanceSettings, ModelReport, ModelSettings, TopLogprob
-from alipes.instance.engine.fake.device import BlockStates, SavedBlocks, refusal
+from alipes.instance.engine.fake.device import BlockStates, refusal
+from alipes.instance.engine.fake.host import BLOCK_SLABS, HostStates
 from alipes.instance.engine.fake.words import context_of, words_of
-from alipes.instance.engine.protocol import Draw, EngineError, Row, Sampled, SwitchReport
+from alipes.instance.engine.protocol import (
+    BlockCopy,
+    Draw,
+    EngineError,
+    HostSlabs,
+    Row,
+    Sampled,
+    SwitchReport,
+)
 
 TOKEN_BYTES: Final = 4096
 WEIGHT_BYTES: Final = 64 << 20
@@ -40,7 +49,9 @@ class FakeEngine:
         self._device = BlockStates(blocks, settings.block_tokens)
         self._words = {model.name: words_of(Path(model.folder)) for model in settings.models}
         self._reports = tuple(self._report(model, blocks) for model in settings.models)
-        self._saved: dict[bytes, tuple[str, SavedBlocks]] = {}
+        slab_bytes = block_bytes // BLOCK_SLABS
+        self._slabs = HostSlabs(slab_bytes, settings.host_bytes // slab_bytes)
+        self._host = HostStates(self._slabs.count)
         self._active = ""
 
     def _report(self, model: ModelSettings, blocks: int) -> ModelReport:
@@ -63,12 +74,14 @@ class FakeEngine:
         return self._reports
 
     @property
-    def host_used(self) -> int:
-        return sum(len(saved.filled) for _, saved in self._saved.values()) * self._block_bytes
+    def host(self) -> HostSlabs:
+        return self._slabs
 
     def activate(self, model: str) -> SwitchReport:
         if model not in self._words:
             raise EngineError(f"model {model} is not of this instance; it has {list(self._words)}")
+        if self._host.busy:
+            raise EngineError(f"copies are under way: drain them before {model} becomes active")
         if model == self._active:
             return SwitchReport(0.0, 0, addresses_kept=True)
         self._spend(self._costs.switch)
@@ -77,8 +90,7 @@ class FakeEngine:
         return SwitchReport(self._costs.switch, WEIGHT_BYTES, addresses_kept=True)
 
     def step(self, rows: Sequence[Row]) -> tuple[Sampled, ...]:
-        if not self._active:
-            raise EngineError("no model is active; activate one before the first step")
+        self._check_active()
         prompt = sum(len(row.tokens) for row in rows if len(row.tokens) > 1)
         self._spend(self._costs.step + prompt * self._costs.prefill_token)
         tables = [self._compute(row) for row in rows]
@@ -88,25 +100,28 @@ class FakeEngine:
             if row.draw is not None
         )
 
-    def save(self, call_id: bytes, blocks: Sequence[int], tokens: int) -> None:
-        table = self._device.table(call_id, blocks, tokens)
-        self._saved[call_id] = (self._active, self._device.copy_out(call_id, table, tokens))
+    def copy_out(self, ticket: int, copies: Sequence[BlockCopy]) -> None:
+        self._check_active()
+        self._host.copy_out(ticket, copies, self._active, self._device)
 
-    def load(self, call_id: bytes, blocks: Sequence[int]) -> None:
-        model, saved = self._saved.get(call_id, ("", None))
-        if saved is None:
-            raise EngineError(f"call {call_id.hex()} has no saved state")
-        if model != self._active:
-            raise EngineError(f"call {call_id.hex()} is of {model}, active is {self._active}")
-        positions = len(saved.filled) * self._device.block_tokens
-        self._device.copy_in(self._device.table(call_id, blocks, positions), saved)
-        del self._saved[call_id]
+    def copied(self) -> tuple[int, ...]:
+        return self._host.copied(self._device)
 
-    def discard(self, call_id: bytes) -> None:
-        self._saved.pop(call_id, None)
+    def drain(self) -> tuple[int, ...]:
+        return self._host.copied(self._device)
+
+    def copy_in(self, copies: Sequence[BlockCopy]) -> None:
+        self._check_active()
+        self._spend(self._costs.restore_token * len(copies) * self._device.block_tokens)
+        for copy in copies:
+            self._host.copy_in(copy, self._active, self._device)
 
     def close(self) -> None:
-        self._saved.clear()
+        self._active = ""
+
+    def _check_active(self) -> None:
+        if not self._active:
+            raise EngineError("no model is active: activate one first")
 
     def _compute(self, row: Row) -> NDArray[np.int64]:
         end = row.start + len(row.tokens)

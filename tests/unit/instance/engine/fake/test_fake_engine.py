@@ -1,18 +1,35 @@
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from alipes.instance.contract import InstanceSettings, ModelSettings, Pool, Sampling, Targets
+from alipes.instance.contract import (
+    FakeCosts,
+    InstanceSettings,
+    ModelSettings,
+    Pool,
+    Sampling,
+    Targets,
+)
 from alipes.instance.engine.fake.engine import FORCED_PENALTY, FakeEngine
-from alipes.instance.engine.protocol import Draw, Engine, EngineError, Row, Sampled
+from alipes.instance.engine.protocol import (
+    BlockCopy,
+    Draw,
+    Engine,
+    EngineError,
+    HostSlabs,
+    Row,
+    Sampled,
+)
 
 BLOCK = 4
 Ids = NDArray[np.int32]
 
 
-def engine() -> FakeEngine:
+def engine(costs: FakeCosts = FakeCosts()) -> FakeEngine:
     made = FakeEngine(
         InstanceSettings(
             name="i",
@@ -22,6 +39,8 @@ def engine() -> FakeEngine:
             endpoint="",
             block_tokens=BLOCK,
             device_bytes=16 * BLOCK * 4096,
+            host_bytes=10 * BLOCK * 4096 + 1,
+            fake=costs,
         )
     )
     made.activate("a")
@@ -142,18 +161,102 @@ def test_history_must_end_where_the_row_does() -> None:
 def test_a_call_survives_a_switch_in_other_blocks() -> None:
     plain = decode(engine(), ids(*range(6)), [0, 1, 2, 3], 8)
     made = engine()
+    assert made.host == HostSlabs(BLOCK * 2048, 20)
     begin = decode(made, ids(*range(6)), [0, 1], 2)
-    made.save(b"c", [0, 1], 7)
-    assert made.host_used == 2 * BLOCK * 4096
+    made.copy_out(1, [BlockCopy(0, (19, 2)), BlockCopy(1, (3, 4))])
+    assert made.drain() == (1,)
     made.activate("b")
     decode(made, ids(3, 3, 3), [0], 1)
-    with pytest.raises(EngineError, match="is of a, active is b"):
-        made.load(b"c", [4, 5])
+    with pytest.raises(EngineError, match="one whole block of b"):
+        made.copy_in([BlockCopy(4, (19, 2))])
     made.activate("a")
-    made.load(b"c", [4, 5])
-    assert made.host_used == 0
+    made.copy_in([BlockCopy(4, (19, 2)), BlockCopy(5, (3, 4))])
     history = ids(*range(6), *begin)
     assert begin + decode(made, history, [4, 5, 6, 7], 6, start=7) == plain
+
+
+def test_a_prefix_is_restored_and_the_rest_computed() -> None:
+    prompt = ids(*range(10))
+    plain = decode(engine(), prompt, [0, 1, 2, 3], 4)
+    made = engine()
+    decode(made, prompt, [0, 1, 2], 1)
+    made.copy_out(1, [BlockCopy(0, (0, 1))])
+    made.drain()
+    made.activate("b")
+    made.activate("a")
+    made.copy_in([BlockCopy(9, (0, 1))])
+    assert decode(made, prompt, [9, 0, 1, 2], 4, start=4) == plain
+
+
+@pytest.fixture
+def copying() -> FakeEngine:
+    """Copy 7, under way, of blocks 0 and 1 to slabs 0 to 3; block 2 was copied to 4 and 5."""
+    made = engine()
+    decode(made, ids(*range(12)), [0, 1, 2], 1)
+    made.copy_out(6, [BlockCopy(2, (4, 5))])
+    assert made.copied() == (6,)
+    made.copy_out(7, [BlockCopy(0, (0, 1)), BlockCopy(1, (2, 3))])
+    return made
+
+
+def test_copies_end_in_order_and_are_told_once(copying: FakeEngine) -> None:
+    copying.copy_out(8, [BlockCopy(0, (6, 7))])
+    assert copying.copied() == (7, 8)
+    assert copying.copied() == copying.drain() == ()
+
+
+def test_blocks_can_be_read_but_not_written_under_a_copy(copying: FakeEngine) -> None:
+    assert decode(copying, ids(*range(12), 5), [0, 1, 2, 3], 1, start=8)
+    with pytest.raises(EngineError, match="block 1 is being copied") as raised:
+        copying.step([row(ids(*range(8)), 7, [0, 1])])
+    assert raised.value.call_ids == (b"c",)
+    with pytest.raises(EngineError, match="block 0 is being copied"):
+        copying.copy_in([BlockCopy(0, (4, 5))])
+    with pytest.raises(EngineError, match="drain them"):
+        copying.activate("b")
+    copying.drain()
+    assert decode(copying, ids(*range(8)), [0, 1], 1, start=7)
+    copying.copy_in([BlockCopy(0, (4, 5))])
+    copying.activate("b")
+
+
+def test_slabs_of_an_unfinished_copy_are_out_of_bounds(copying: FakeEngine) -> None:
+    with pytest.raises(EngineError, match="slab 2 is still being copied by 7"):
+        copying.copy_in([BlockCopy(9, (2, 3))])
+    with pytest.raises(EngineError, match="slab 3 is still being copied by 7"):
+        copying.copy_out(8, [BlockCopy(0, (8, 3))])
+
+
+@pytest.mark.parametrize(
+    ("slabs", "message"),
+    [
+        ((5, 4), "do not hold one whole block of a"),
+        ((4, 1), "do not hold one whole block of a"),
+        ((10, 11), "do not hold one whole block of a"),
+        ((4,), "takes 2 different"),
+        ((4, 4), "takes 2 different"),
+        ((4, 20), "the host has 20"),
+        ((-1, 4), "the host has 20"),
+    ],
+)
+def test_slabs_that_are_not_one_block_are_refused(
+    copying: FakeEngine, slabs: tuple[int, ...], message: str
+) -> None:
+    copying.drain()
+    with pytest.raises(EngineError, match=message):
+        copying.copy_in([BlockCopy(9, slabs)])
+
+
+@pytest.mark.parametrize(
+    ("ticket", "device", "message"),
+    [(7, 0, "tickets must rise"), (8, 5, "no state"), (8, 16, "the device has 16")],
+)
+def test_copies_of_what_is_not_there_are_refused(
+    copying: FakeEngine, ticket: int, device: int, message: str
+) -> None:
+    copying.drain()
+    with pytest.raises(EngineError, match=message):
+        copying.copy_out(ticket, [BlockCopy(device, (0, 1))])
 
 
 def test_a_switch_voids_blocks() -> None:
@@ -165,14 +268,15 @@ def test_a_switch_voids_blocks() -> None:
         made.step([row(ids(0, 1, 2, 3, 4), 4, [0, 1])])
 
 
-def test_discarded_state_cannot_be_loaded() -> None:
-    made = engine()
-    decode(made, ids(*range(4)), [0], 1)
-    made.save(b"c", [0], 4)
-    made.discard(b"c")
-    made.discard(b"c")
-    with pytest.raises(EngineError, match="no saved state"):
-        made.load(b"c", [0])
+def test_work_takes_what_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    spent: list[float] = []
+    monkeypatch.setattr(time, "sleep", spent.append)
+    made = engine(FakeCosts(prefill_token=0.5, step=1.0, switch=7.0, restore_token=0.25))
+    made.step([row(ids(*range(6)), 0, [0, 1])])
+    made.copy_out(1, [BlockCopy(0, (0, 1)), BlockCopy(1, (2, 3))])
+    made.drain()
+    made.copy_in([BlockCopy(4, (0, 1)), BlockCopy(5, (2, 3))])
+    assert spent == [7.0, 1.0 + 6 * 0.5, 2 * BLOCK * 0.25]
 
 
 def test_forced_tokens_keep_their_logprobs() -> None:
