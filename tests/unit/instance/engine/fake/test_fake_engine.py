@@ -26,10 +26,11 @@ from alipes.instance.engine.protocol import (
 )
 
 BLOCK = 4
+FREE = FakeCosts()
 Ids = NDArray[np.int32]
 
 
-def engine(costs: FakeCosts = FakeCosts()) -> FakeEngine:
+def engine(costs: FakeCosts = FREE) -> FakeEngine:
     made = FakeEngine(
         InstanceSettings(
             name="i",
