@@ -97,6 +97,8 @@ class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     default_max_tokens: Count = 1024
     sessions: Count = 10_000
     session_idle: Seconds = 3600.0
+    responses: Count = 10_000
+    responses_bytes: Bytes = 256 << 20
 
 
 class Ablations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -16,11 +17,19 @@ from alipes.gateway.api.exchange import request_id_of
 from alipes.gateway.api.keys import Keyring
 from alipes.gateway.api.openai.chat import chat_completions
 from alipes.gateway.api.openai.completions import completions
+from alipes.gateway.api.openai.responses.endpoint import (
+    create_response,
+    delete_response,
+    get_response,
+)
+from alipes.gateway.api.openai.responses.store import ResponseStore
 from alipes.gateway.api.service import Access, Endpoint, Handler, Service
 from alipes.gateway.config import Cluster
 from alipes.gateway.dispatch import Dispatcher
 from alipes.gateway.telemetry.metrics import Metrics
 from alipes.gateway.text.model import ModelText
+
+_RESPONSE: Final = "/v1/responses/{response_id}"
 
 
 def build_app(
@@ -30,7 +39,10 @@ def build_app(
     metrics: Metrics,
 ) -> Starlette:
     """The application; its ``state.service`` can be told to stop."""
-    service = Service(cluster, texts, dispatcher, metrics, Keyring(cluster.gateway.api_keys))
+    limits = cluster.gateway.limits
+    kept = ResponseStore(limits.responses, limits.responses_bytes, int(limits.session_idle * 1e9))
+    keys = Keyring(cluster.gateway.api_keys)
+    service = Service(cluster, texts, dispatcher, metrics, keys, kept)
     app = Starlette(
         routes=_routes(service), exception_handlers={404: _no_such_path, 405: _wrong_method}
     )
@@ -50,9 +62,16 @@ def _routes(service: Service) -> list[Route]:
     def get(path: str, handler: Handler, access: Access = Access.KEY) -> Route:
         return Route(path, Endpoint(service, handler, path, OPENAI, access), methods=["GET"])
 
+    def delete(path: str, handler: Handler) -> Route:
+        endpoint = Endpoint(service, handler, path, OPENAI, Access.KEY)
+        return Route(path, endpoint, methods=["DELETE"])
+
     return [
         call("/v1/chat/completions", chat_completions),
         call("/v1/completions", completions),
+        call("/v1/responses", create_response),
+        get(_RESPONSE, get_response),
+        delete(_RESPONSE, delete_response),
         call("/v1/messages", messages, ANTHROPIC),
         post("/v1/messages/count_tokens", count_tokens, ANTHROPIC),
         get("/v1/models", admin.list_models),

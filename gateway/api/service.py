@@ -20,6 +20,7 @@ from alipes.gateway.api.errors import (
 )
 from alipes.gateway.api.exchange import ClientGoneError, Exchange
 from alipes.gateway.api.keys import Keyring
+from alipes.gateway.api.openai.responses.store import ResponseStore
 from alipes.gateway.config import Cluster
 from alipes.gateway.dispatch import Dispatcher
 from alipes.gateway.telemetry.metrics import Metrics
@@ -41,6 +42,7 @@ class Service:
     dispatcher: Dispatcher
     metrics: Metrics
     keys: Keyring
+    responses: ResponseStore
     stopping: bool = False
     open_calls: int = 0
     created: int = field(default_factory=lambda: int(time.time()))

@@ -9,6 +9,7 @@ interval gets its headers without them; from then on an error is an event in the
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -96,17 +97,22 @@ class ClientWatch:
         self._inbox.post(CLIENT, ClientLeft())
 
 
-async def collect(exchange: Exchange, generation: Generation) -> list[Collected]:
+async def run(exchange: Exchange, generation: Generation, take: Callable[[Update], object]) -> None:
     """Run the generation to its end. Raises ``ApiError`` or ``ClientGoneError``."""
-    choices = [Collected(index) for index in range(generation.job.choices)]
     async with ClientWatch(exchange, generation):
         try:
             generation.start()
             while not generation.done():
                 for update in await generation.step(_PATIENCE):
-                    choices[update.index].add(update)
+                    take(update)
         finally:
             generation.close()
+
+
+async def collect(exchange: Exchange, generation: Generation) -> list[Collected]:
+    """As ``run``, for all that the generation says."""
+    choices = [Collected(index) for index in range(generation.job.choices)]
+    await run(exchange, generation, lambda update: choices[update.index].add(update))
     return choices
 
 
