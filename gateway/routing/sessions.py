@@ -1,0 +1,319 @@
+"""Which session and branch a call belongs to, and what of its prompt an earlier call had; sans-IO.
+
+A call's session is the one that its claim names; without a name it is the one whose last prompt,
+what a template puts at its end to make the model speak left out, is the longest proper beginning
+of the new prompt. So sessions that share a system prompt stay apart, and so do equal prompts.
+
+Under one branch name calls that overlap become branches of their own. A call goes on with the
+idle branch that knows most of its prompt; where none knows it, the one used last starts over.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from alipes.gateway.routing.branches import Branch, Record, Session, longest_known
+from alipes.gateway.routing.identity import Claim, Source
+from alipes.gateway.routing.paths import TokenPath
+from alipes.gateway.routing.prefixes import Place, PrefixIndex, Sums
+from alipes.instance.contract import TokenIds
+
+KEPT_BYTES: Final = 128 << 20
+SESSION_BRANCHES: Final = 64
+BRANCH_RECORDS: Final = 4
+SECOND: Final = 1_000_000_000
+
+
+@dataclass(slots=True, eq=False)
+class SessionCall:
+    """A call between ``begin`` and its end. ``branch`` (16 bytes) is for router and instances;
+    ``continuation``: an earlier call of the branch has finished, or this one goes on from one of
+    a sibling. The first ``known_tokens`` of the prompt were in that call."""
+
+    session: str
+    branch: bytes
+    continuation: bool
+    known_tokens: int
+    final: bool
+    path: TokenPath
+    _branch: Branch = field(repr=False)
+    _base: Record | None = field(repr=False)
+    _length: int = field(repr=False)
+    _place: Place = field(repr=False)
+    _open: bool = True
+
+
+class BranchView(msgspec.Struct, frozen=True):
+    """Times are seconds since; ``instance`` served its last call, of whose prompt
+    ``cached_tokens`` were not computed, and which left ``prefix_tokens`` to be reused."""
+
+    id: bytes
+    branch: str
+    parent: str
+    model: str
+    calls: int
+    in_flight: int
+    instance: str
+    cached_tokens: int
+    prefix_tokens: int
+    idle: float
+
+
+class SessionView(msgspec.Struct, frozen=True):
+    id: str
+    source: Source
+    calls: int
+    in_flight: int
+    idle: float
+    branches: tuple[BranchView, ...]
+
+
+class SessionTable:
+    """At most ``limit`` branches, beyond those with a call in flight, for ``idle`` seconds after
+    their session's last use. When there are too many, the tenant with most sessions loses the one
+    it used longest ago. Paths take ``kept_bytes`` at most. ``rng`` draws the ids of sessions that
+    have none: a live gateway's must be unguessable."""
+
+    def __init__(
+        self, limit: int, idle: float, rng: random.Random, kept_bytes: int = KEPT_BYTES
+    ) -> None:
+        self._limit = limit
+        self._idle = int(idle * SECOND)
+        self._rng = rng
+        self._kept_bytes = kept_bytes
+        self._sessions: dict[tuple[str, str], Session] = {}
+        self._resting: dict[str, OrderedDict[Session, None]] = {}
+        self._branches = 0
+        self._index: PrefixIndex[Record] = PrefixIndex(rng.getrandbits(64))
+        self._kept: OrderedDict[Record, int] = OrderedDict()
+        self._kept_cost = 0
+        self._gone: list[bytes] = []
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    @property
+    def branches(self) -> int:
+        return self._branches
+
+    @property
+    def kept_cost(self) -> int:
+        """Bytes held for paths."""
+        return self._kept_cost
+
+    # --- calls -----------------------------------------------------------------------------------
+
+    def begin(
+        self, tenant: str, model: str, claim: Claim, tokens: TokenIds, stem: int, now: int
+    ) -> SessionCall:
+        """A call arrives. ``tokens`` int32 (n,) is its prompt; a later one of its session begins
+        with the first ``stem`` of them, 0 where these would not tell it from other sessions."""
+        self._expire(now)
+        sums = self._index.sums(tokens[:stem])
+        found = self._find(tenant, model, claim, tokens[:stem], sums)
+        session, name = found if found is not None else self._create(tenant, claim, now)
+        branch, base, known = self._branch(session, name, claim.parent, model, tokens)
+        self._enter(session, branch, now)
+        near = base or next(reversed(branch.records), None)
+        return SessionCall(
+            session=session.id,
+            branch=branch.id,
+            continuation=branch.finished > 0 or known > 0,
+            known_tokens=known,
+            final=claim.final,
+            path=TokenPath(tokens, tenant, near.path if near is not None else None),
+            _branch=branch,
+            _base=base,
+            _length=stem,
+            _place=self._index.place(tenant, model, tokens[:stem], sums),
+        )
+
+    def finished(
+        self,
+        call: SessionCall,
+        instance: str,
+        reply: TokenIds,
+        cached_tokens: int,
+        prefix_tokens: int,
+        now: int,
+    ) -> None:
+        """The call has its ``reply``, int32 (m,). Ending a call twice changes nothing."""
+        if not call._open:
+            return
+        branch = call._branch
+        branch.finished += 1
+        branch.instance = instance
+        branch.cached_tokens, branch.prefix_tokens = cached_tokens, prefix_tokens
+        if call._base is not None and call._base.branch is branch:
+            self._forget_record(call._base)
+        self._add_record(call, reply)
+        self._leave(call, now)
+
+    def failed(self, call: SessionCall, now: int) -> None:
+        """The call ended in any other way: nothing is known of what it left."""
+        if call._open:
+            self._leave(call, now)
+
+    # --- what can be asked -----------------------------------------------------------------------
+
+    def view(self, tenant: str, session: str, now: int) -> SessionView | None:
+        found = self._sessions.get((tenant, session))
+        if found is None or (not found.in_flight and now - found.used > self._idle):
+            return None
+        views = tuple(_view(branch, now) for branch in found.all())
+        calls = sum(view.calls for view in views)
+        idle = (now - found.used) / SECOND
+        return SessionView(found.id, found.source, calls, found.in_flight, idle, views)
+
+    def gone(self, now: int) -> tuple[bytes, ...]:
+        """Expire and evict; ids of the branches that were forgotten since this was last asked."""
+        self._expire(now)
+        while self._branches > self._limit:
+            fullest = max(self._resting.values(), key=len, default=None)
+            if not fullest:
+                break
+            self._drop(next(iter(fullest)))
+        gone, self._gone = tuple(self._gone), []
+        return gone
+
+    # --- finding ---------------------------------------------------------------------------------
+
+    def _find(
+        self, tenant: str, model: str, claim: Claim, stem: TokenIds, sums: Sums
+    ) -> tuple[Session, str] | None:
+        """The session that the call belongs to, and its branch name there."""
+        named = self._sessions.get((tenant, claim.session)) if claim.session else None
+        if named is not None:
+            return named, claim.branch
+        if claim.session and not claim.weak:
+            return None
+        record = self._before(tenant, model, stem, sums)
+        return (record.branch.session, record.branch.name) if record is not None else None
+
+    def _before(self, tenant: str, model: str, stem: TokenIds, sums: Sums) -> Record | None:
+        """The call that this one goes on from; of several with the same prompt the latest whose
+        session has nothing in flight, else the latest."""
+        for group in self._index.candidates(tenant, model, stem, sums):
+            busy: Record | None = None
+            for record in group:
+                if not record.known(stem):
+                    continue
+                if not record.branch.session.in_flight:
+                    return record
+                busy = busy or record
+            if busy is not None:
+                return busy
+        return None
+
+    def _create(self, tenant: str, claim: Claim, now: int) -> tuple[Session, str]:
+        source = claim.source if claim.session else Source.NEW
+        name = claim.session or f"auto-{self._rng.randbytes(16).hex()}"
+        session = Session(tenant, name, source, now)
+        self._sessions[tenant, name] = session
+        return session, claim.branch if claim.session else ""
+
+    def _branch(
+        self, session: Session, name: str, parent: str, model: str, tokens: TokenIds
+    ) -> tuple[Branch, Record | None, int]:
+        """The branch that takes the call, the record it goes on from, and what that knows."""
+        group = session.under(name, model)
+        idle = [branch for branch in group if not branch.busy]
+        base, known = longest_known(idle, tokens)
+        if base is not None:
+            return base.branch, base, known
+        base, known = longest_known(group, tokens)
+        if idle:
+            return max(idle, key=lambda branch: branch.used), base, known
+        self._make_room(session)
+        self._branches += 1
+        return session.add(name, parent, model), base, known
+
+    # --- bookkeeping -----------------------------------------------------------------------------
+
+    def _enter(self, session: Session, branch: Branch, now: int) -> None:
+        branch.busy = True
+        branch.calls += 1
+        branch.used = session.used = now
+        session.in_flight += 1
+        session.over = False
+        self._resting.get(session.tenant, OrderedDict()).pop(session, None)
+
+    def _leave(self, call: SessionCall, now: int) -> None:
+        branch, session = call._branch, call._branch.session
+        call._open = branch.busy = False
+        branch.used = session.used = now
+        session.in_flight -= 1
+        session.over = session.over or call.final
+        if session.in_flight:
+            return
+        if session.over or not any(each.finished for each in session.all()):
+            self._drop(session)
+        else:
+            self._resting.setdefault(session.tenant, OrderedDict())[session] = None
+
+    def _expire(self, now: int) -> None:
+        for resting in self._resting.values():
+            while resting and now - next(iter(resting)).used > self._idle:
+                self._drop(next(iter(resting)))
+
+    def _add_record(self, call: SessionCall, reply: TokenIds) -> None:
+        branch = call._branch
+        path = call.path.followed_by(reply) if len(reply) else call.path
+        record = Record(branch, call._length, call._place, path)
+        branch.records.append(record)
+        self._index.add(record.place, record)
+        if len(branch.records) > BRANCH_RECORDS:
+            self._forget_record(branch.records[0])
+        self._kept[record] = record.cost
+        self._kept_cost += record.cost
+        while self._kept_cost > self._kept_bytes:
+            oldest, cost = self._kept.popitem(last=False)
+            self._kept_cost -= cost
+            oldest.compact()
+
+    def _forget_record(self, record: Record) -> None:
+        if record in record.branch.records:
+            record.branch.records.remove(record)
+            self._index.discard(record.place, record)
+            self._kept_cost -= self._kept.pop(record, 0)
+
+    def _make_room(self, session: Session) -> None:
+        branches = session.all()
+        if len(branches) >= SESSION_BRANCHES:
+            idle = (branch for branch in branches if not branch.busy)
+            oldest = min(idle, key=lambda branch: branch.used, default=None)
+            if oldest is not None:
+                self._forget_branch(oldest)
+
+    def _forget_branch(self, branch: Branch) -> None:
+        for record in tuple(branch.records):
+            self._forget_record(record)
+        branch.session.remove(branch)
+        self._branches -= 1
+        self._gone.append(branch.id)
+
+    def _drop(self, session: Session) -> None:
+        for branch in session.all():
+            self._forget_branch(branch)
+        self._resting.get(session.tenant, OrderedDict()).pop(session, None)
+        del self._sessions[session.tenant, session.id]
+
+
+def _view(branch: Branch, now: int) -> BranchView:
+    return BranchView(
+        id=branch.id,
+        branch=branch.name,
+        parent=branch.parent,
+        model=branch.model,
+        calls=branch.calls,
+        in_flight=int(branch.busy),
+        instance=branch.instance,
+        cached_tokens=branch.cached_tokens,
+        prefix_tokens=branch.prefix_tokens,
+        idle=(now - branch.used) / SECOND,
+    )
