@@ -229,7 +229,7 @@ class ScriptedFleet:
 
     def report(self, name: str, models: Sequence[str]) -> None:
         self._version += 1
-        estimate = Estimate(0.01, 1e-5, 0.0, 0.001, 0.0, 0.0, 0.1, 1)
+        estimate = Estimate(0.01, 1e-5, 0.0, 0.001, 0.0, 0.0, 0.1, 0.0, 0.0, 1)
         snapshot = Snapshot(
             version=self._version,
             active_model=models[0],
