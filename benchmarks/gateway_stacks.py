@@ -7,7 +7,6 @@ import contextlib
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import httpx
 import msgspec
+from stack import ENVIRONMENT, end, free_port, stack
 
 from alipes.gateway.fleet.launcher import Launcher, LaunchSpec
 from alipes.gateway.fleet.link import Fleet
@@ -38,28 +38,12 @@ from alipes.instance.contract import (
 )
 
 CONTEXT = 262_144
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-FILE = """
-models:
-  paced: {{source: {folder}}}
-  instant: {{source: {folder}}}
-instances:
-  paced-0: {{pool: hot, models: [paced], engine: fake, fake: {{step: {step}}}, max_running: 64}}
-  instant-0: {{pool: hot, models: [instant], engine: fake, max_running: 64}}
-gateway: {{port: {port}, endpoint: "ipc://{work}/link"}}
-"""
 RUN = """
 import sys, msgspec
 from alipes.instance.contract import InstanceSettings
 from alipes.instance.server import run_instance
 sys.exit(run_instance(msgspec.json.decode(sys.argv[1], type=InstanceSettings)))
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def long_context_folder(work: Path) -> Path:
@@ -76,22 +60,16 @@ def long_context_folder(work: Path) -> Path:
 @contextlib.contextmanager
 def alipes(work: Path, folder: Path, step: float) -> Iterator[int]:
     """Our gateway with two fake instances; yields its port."""
-    port = free_port()
-    file = work / "alipes.yaml"
-    file.write_text(FILE.format(folder=folder, step=step, port=port, work=work))
-    command = [sys.executable, "-m", "alipes.cli.main", "serve", "-c", str(file)]
-    log = (work / "alipes.log").open("w")
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=log, env=ENVIRONMENT, text=True
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line.startswith("ready:"):
-            raise RuntimeError((work / "alipes.log").read_text()[-2000:])
-        yield port
-    finally:
-        _end(process)
+    fake = {"pool": "hot", "engine": "fake", "max_running": 64}
+    cluster = {
+        "models": {name: {"source": str(folder)} for name in ("paced", "instant")},
+        "instances": {
+            "paced-0": fake | {"models": ["paced"], "fake": {"step": step}},
+            "instant-0": fake | {"models": ["instant"]},
+        },
+    }
+    with stack(work / "alipes", cluster) as one:
+        yield one.port
 
 
 @contextlib.contextmanager
@@ -104,7 +82,7 @@ def worker(step: float) -> Iterator[int]:
         _await_health(port, process)
         yield port
     finally:
-        _end(process)
+        end(process)
 
 
 @contextlib.contextmanager
@@ -122,7 +100,7 @@ def sglang_router(python: str, backend: int, work: Path) -> Iterator[int]:
         time.sleep(2.0)  # it finds its workers after it answers
         yield port
     finally:
-        _end(process)
+        end(process)
 
 
 def _await_health(port: int, process: subprocess.Popen[bytes]) -> None:
@@ -133,15 +111,6 @@ def _await_health(port: int, process: subprocess.Popen[bytes]) -> None:
                 return
         time.sleep(0.1)
     raise RuntimeError(f"{process.args!r} does not answer")
-
-
-def _end(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(20)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
 
 
 class DirectLink:

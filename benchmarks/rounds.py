@@ -1,0 +1,271 @@
+"""What session continuity is worth on one cold instance: nine agent sessions over three models.
+
+Each configuration replays the same calls against a whole stack with the native engine, in a
+closed loop with the tool gaps that Talaria measured (2.1). The baseline, round-only, has neither
+session-prefill nor host KV, and the slot length that served it best of a sweep; the others lack
+one mechanism each. Configurations are run forth and back, so that a drift of the machine's speed
+falls on all of them. SCT ratios are paired by session.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from agents import AgentSession, Shape, sessions
+from common import Claim, arguments, at_least, write_report
+from paired import paired_ratios, ratio
+from stack import replay, stack
+
+from alipes.instance.checkpoints.sources import prepare
+from alipes.instance.contract import RandomWeights
+from alipes.replay.records import CallRecord
+from alipes.replay.stats import nearest_rank
+
+MODELS = {"llama": "llama", "qwen3": "qwen3", "qwen3-moe": "qwen3-moe"}
+THREADS = min(2, len(os.sched_getaffinity(0)))
+DEFAULT_SHARE = 0.1
+SEED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is run: sessions a model, their shape, the slot lengths tried for the baseline
+    (as shares of a round that switches may take) and how often each configuration runs."""
+
+    per_model: int
+    shape: Shape
+    shares: tuple[float, ...]
+    repeats: int
+
+
+FULL = Size(3, Shape((4, 6), (4000, 5000), (600, 1200), (20, 40)), (0.1, 0.03, 0.01), 2)
+QUICK = Size(3, Shape((3, 3), (1400, 1800), (100, 200), (8, 16)), (0.1, 0.02), 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    name: str
+    session_prefill: bool
+    host_kv: bool
+    switch_share: float = DEFAULT_SHARE
+
+    def cluster(self) -> dict[str, Any]:
+        """The cluster file: three random models in float32, the mode that is exact."""
+        sources = {
+            name: {"source": {"random": {"family": family, "size": "small"}}, "dtype": "float32"}
+            for name, family in MODELS.items()
+        }
+        cold = {
+            "pool": "cold",
+            "models": list(MODELS),
+            "device_bytes": "1GiB",
+            "host_bytes": "2GiB",
+            "threads": THREADS,
+            "switch_share": self.switch_share,
+        }
+        on = {"session_prefill": self.session_prefill, "host_kv": self.host_kv}
+        return {
+            "models": sources,
+            "instances": {"cold-0": cold},
+            "gateway": {"allow_forced_tokens": True},
+            "ablations": on,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One run: its calls, the instance's counters at the end, wall seconds."""
+
+    records: tuple[CallRecord, ...]
+    counters: dict[str, Any]
+    sct: dict[str, float]
+    seconds: float
+
+
+ALL = Configuration("all mechanisms", session_prefill=True, host_kv=True)
+NO_SP = Configuration("no session-prefill", session_prefill=False, host_kv=True)
+NO_HOST = Configuration("no host KV", session_prefill=True, host_kv=False)
+
+
+def round_only(share: float) -> Configuration:
+    return Configuration(f"round-only, {share:g}", False, False, share)
+
+
+def main() -> int:
+    options = arguments(__doc__ or "").parse_args()
+    size = QUICK if options.quick else FULL
+    cache = Path(os.environ.get("ALIPES_CACHE", "~/.cache/alipes")).expanduser()
+    folder = prepare(RandomWeights("llama", "small"), cache, lambda *_: None)
+    plan = sessions(tuple(MODELS), size.per_model, size.shape, folder, SEED)
+    with tempfile.TemporaryDirectory(prefix="alipes-rounds-") as name:
+        runs, best = measure(size, plan, Path(name))
+    rows = [row(configuration, outcomes, runs[best]) for configuration, outcomes in runs.items()]
+    wrong = [*differing(runs.values()), *miscounted(runs)]
+    for line in wrong:
+        print(line)
+    claims = [
+        *speedups(runs, best),
+        Claim("outputs or counters that differ", len(wrong), "", "== 0", not wrong),
+    ]
+    return write_report("rounds", rows, claims, options.json, notes(size, plan))
+
+
+# --- running -----------------------------------------------------------------------------------
+
+
+def measure(
+    size: Size, plan: Sequence[AgentSession], work: Path
+) -> tuple[dict[Configuration, list[Outcome]], Configuration]:
+    """Every configuration's runs, and which slot length the baseline did best with."""
+    sweep = [round_only(share) for share in size.shares]
+    runs: dict[Configuration, list[Outcome]] = defaultdict(list)
+
+    def take(configuration: Configuration) -> None:
+        folder = work / f"run{sum(map(len, runs.values()))}"
+        runs[configuration].append(run(configuration, plan, folder))
+
+    for configuration in (ALL, *sweep, NO_SP, NO_HOST):
+        take(configuration)
+    best = min(sweep, key=lambda one: nearest_rank(runs[one][0].sct.values(), 50) or 0.0)
+    for repeat in range(1, size.repeats):
+        forth = (ALL, best, NO_SP, NO_HOST)
+        for configuration in forth[:: -1 if repeat % 2 else 1]:
+            take(configuration)
+    return dict(runs), best
+
+
+def run(configuration: Configuration, plan: Sequence[AgentSession], work: Path) -> Outcome:
+    with stack(work, configuration.cluster()) as serving:
+        done = replay(serving.url, plan)
+        counters = serving.settled()["cold-0"]["counters"]
+    summary = done.summary()
+    sct = {one.session: one.sct for one in summary.sessions if one.sct is not None}
+    return Outcome(tuple(done.records), counters, sct, summary.seconds)
+
+
+# --- judging -----------------------------------------------------------------------------------
+
+
+def speedups(runs: Mapping[Configuration, Sequence[Outcome]], best: Configuration) -> list[Claim]:
+    base, ours = by_session(runs[best]), by_session(runs[ALL])
+    p50 = ratio(base, ours, 50)
+    better = int((paired_ratios(base, ours) > 1).sum())
+    return [
+        at_least(
+            "paired SCT ratio to round-only, p50 (issue 3; the paper: 5.3)", p50.value, "x", 2
+        ),
+        at_least(
+            f"sessions of {len(ours)} that are faster (the paper: 29 of 30)",
+            better,
+            "",
+            len(ours) * 29 // 30,
+        ),
+    ]
+
+
+def by_session(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
+    return {name: [outcome.sct[name] for outcome in outcomes] for name in outcomes[0].sct}
+
+
+def differing(runs: Iterable[Sequence[Outcome]]) -> list[str]:
+    """Calls whose text was not the same in all runs; the last one of a session is drawn."""
+    seen: dict[str, set[str]] = defaultdict(set)
+    for outcomes in runs:
+        for outcome in outcomes:
+            for record in outcome.records:
+                seen[record.request_id].add(record.output)
+    return [
+        f"{name}: {len(texts)} different texts" for name, texts in seen.items() if len(texts) > 1
+    ]
+
+
+def miscounted(runs: Mapping[Configuration, Sequence[Outcome]]) -> list[str]:
+    """Where the instance's counters are not what its clients saw."""
+    found = []
+    for configuration, outcomes in runs.items():
+        for outcome in outcomes:
+            for name, (counted, seen) in sums(outcome).items():
+                if counted != seen:
+                    found.append(f"{configuration.name}: {name} {counted}, clients saw {seen}")
+    return found
+
+
+def sums(outcome: Outcome) -> dict[str, tuple[int, int]]:
+    """What the instance counted beside what the calls add up to. Calls that gave way to others
+    are computed twice."""
+    counters, records = outcome.counters, outcome.records
+    prompt = sum(record.prompt_tokens or 0 for record in records)
+    cached = sum(record.cached_tokens or 0 for record in records)
+    pairs = {
+        "finished": (counters["finished"], len(records)),
+        "live_calls": (counters["live_calls"], 0),
+        "decode_tokens": (
+            counters["decode_tokens"],
+            sum(record.completion_tokens or 0 for record in records),
+        ),
+    }
+    if not counters["preempted"]:
+        pairs["cached_tokens"] = (counters["cached_tokens"], cached)
+        pairs["prefill_tokens"] = (counters["prefill_tokens"], prompt - cached)
+    return pairs
+
+
+# --- telling -----------------------------------------------------------------------------------
+
+
+def row(
+    configuration: Configuration, outcomes: Sequence[Outcome], base: Sequence[Outcome]
+) -> dict[str, Any]:
+    records = [record for outcome in outcomes for record in outcome.records]
+    sct = [seconds for outcome in outcomes for seconds in outcome.sct.values()]
+    ttft = [record.ttft for record in records if record.ttft is not None]
+    ours, theirs = by_session(outcomes), by_session(base)
+
+    def mean(name: str) -> float:
+        return sum(float(outcome.counters[name]) for outcome in outcomes) / len(outcomes)
+
+    wall = sum(outcome.seconds for outcome in outcomes) / len(outcomes)
+    prompt = sum(record.prompt_tokens or 0 for record in records)
+    return {
+        "configuration": configuration.name,
+        "runs": len(outcomes),
+        "SCT p50": nearest_rank(sct, 50),
+        "SCT p95": nearest_rank(sct, 95),
+        "ratio p50": str(ratio(theirs, ours, 50)),
+        "ratio p95": str(ratio(theirs, ours, 95)),
+        "TTFT p50": nearest_rank(ttft, 50),
+        "TTFT p95": nearest_rank(ttft, 95),
+        "cached %": 100 * sum(record.cached_tokens or 0 for record in records) / prompt,
+        "restores": mean("restores"),
+        "restored": mean("restored_tokens"),
+        "SP in": mean("sp_admitted"),
+        "SP parked": mean("sp_parked"),
+        "switches": mean("switches"),
+        "switch %": 100 * mean("switch_seconds") / wall,
+        "lingered s": mean("lingered_seconds"),
+        "wall s": wall,
+    }
+
+
+def notes(size: Size, plan: Sequence[AgentSession]) -> dict[str, Any]:
+    gaps = [call.gap / 1e9 for session in plan for call in session.calls]
+    return {
+        "threads": THREADS,
+        "sessions": len(plan),
+        "calls": len(gaps),
+        "gap_p50": median(gaps),
+        "gap_p95": nearest_rank(gaps, 95),
+        "shares": list(size.shares),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
