@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from alipes.gateway.routing.decision import Why
-from alipes.gateway.routing.predict import Round, has_work
+from alipes.gateway.routing.predict import has_work
 from alipes.instance.contract import Hello, Load, ModelReport
 
 
@@ -39,12 +39,13 @@ def check(
     before: Mapping[str, Load],
     after: Mapping[str, Load],
     output: int,
-    predicted: Round,
+    round_length: float,
 ) -> Why:
     """``ok`` when the instance can take the call that turns loads ``before`` into ``after``.
 
     An instance without work takes anything that fits it, so that a call whose round alone
-    exceeds the bound is late rather than lost. ``output`` is the typical completion length.
+    exceeds the bound is late rather than lost. ``output`` is the typical completion length,
+    ``round_length`` the predicted round with the call in it.
     """
     idle = not any(has_work(load) for load in before.values())
     if idle:
@@ -53,7 +54,7 @@ def check(
         return Why.FULL
     if not _memory_fits(hello, model, before, after, output):
         return Why.MEMORY
-    if predicted.length > hello.targets.gamma * hello.targets.ttft:
+    if round_length > hello.targets.gamma * hello.targets.ttft:
         return Why.ROUND
     return Why.OK
 

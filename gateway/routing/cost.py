@@ -3,10 +3,11 @@
     cost = (queue + prefill + decode) + recovery + activation
 
 Each second is charged in exactly one term. ``queue`` is the wait until the call's own prefill,
-work of other models included; ``decode`` is the call's own decoding beside the batch it joins,
-and the delay that its prefill and its row add to the calls that already decode there. Hot and
-cold instances are ranked by this one sum. ``recovery`` is zero: the whole prompt is charged as
-prefill.
+work of other models and places held for returning sessions included; ``prefill`` computes what
+is new in the prompt; ``decode`` is the call's own decoding beside the batch it joins, and the
+delay that it adds to the calls that already decode there. ``recovery`` is the KV that the call's
+branch has had: nothing for what is on the device, the measured copy for what is on the host,
+computing it again for what is missing. Hot and cold instances are ranked by this one sum.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from alipes.gateway.routing.predict import (
     has_work,
     predict_round,
     prefill_seconds,
+    restore_seconds,
     typical_remaining,
     waiting_prefill,
 )
@@ -42,6 +44,7 @@ class _Scene:
     before: Mapping[str, Load]
     after: Mapping[str, Load]
     costs: Mapping[str, Estimate]
+    held: float
     round: Round
 
     @property
@@ -57,16 +60,61 @@ class _Scene:
         return [m for m, load in self.before.items() if m != self.charge.model and has_work(load)]
 
 
-def evaluate(instance: InstanceState, charge: Charge, costs: Mapping[str, Estimate]) -> Candidate:
-    """Predict and check the call on an instance in condition ``ok`` that serves its model;
-    ``costs`` are those to charge there, by model."""
+def evaluate(
+    instance: InstanceState,
+    charge: Charge,
+    costs: Mapping[str, Estimate],
+    held: float = 0.0,
+) -> Candidate:
+    """Predict and check the call on an instance with a state that serves its model. ``costs`` are
+    those to charge there, by model; ``held`` seconds are leased there to other branches."""
+    scene = _scene(instance, charge, costs, held)
+    device, host = charge.device_tokens, charge.host_tokens
+    if scene is None:
+        return Candidate(instance.name, device_tokens=device, host_tokens=host, why=Why.NO_ESTIMATE)
+    why = check(
+        scene.hello,
+        charge.model,
+        scene.before,
+        scene.after,
+        charge.output_tokens,
+        scene.round.length,
+    )
+    recovery, prefill = _recovery(scene), _prefill(scene)
+    queue = _queue(scene, recovery + prefill) + _shortfall(instance, scene)
+    decode = _decode(scene, recovery + prefill)
+    opens = _opens(scene)
+    activation = scene.cost.switch if opens else 0.0
+    return Candidate(
+        instance=instance.name,
+        queue=queue,
+        prefill=prefill,
+        decode=decode,
+        recovery=recovery,
+        activation=activation,
+        total=queue + prefill + decode + recovery + activation,
+        round_length=scene.round.length,
+        device_tokens=device,
+        host_tokens=host,
+        opens=opens,
+        admitted=why is Why.OK,
+        why=why,
+    )
+
+
+def _scene(
+    instance: InstanceState, charge: Charge, costs: Mapping[str, Estimate], held: float
+) -> _Scene | None:
+    """None where the cost of a model that has work there is not known."""
     hello, snapshot = instance.hello, instance.snapshot
     assert hello is not None
     assert snapshot is not None
     before = instance.loads()
-    after = {**before, charge.model: _with(before.get(charge.model, Load()), charge)}
+    after = {**before, charge.model: charge.onto(before.get(charge.model, Load()))}
     if any(model not in costs for model, load in after.items() if has_work(load)):
-        return Candidate(instance.name, why=Why.NO_ESTIMATE)
+        return None
+    for model, (copies, tokens) in instance.overlay.restores().items():
+        held += restore_seconds(costs[model], tokens, copies)
     predicted = predict_round(
         after,
         costs,
@@ -74,47 +122,49 @@ def evaluate(instance: InstanceState, charge: Charge, costs: Mapping[str, Estima
         hello.targets,
         hello.prefill_chunk,
         hello.max_running,
+        held + restore_seconds(costs[charge.model], charge.host_tokens),
     )
-    scene = _Scene(hello, snapshot, charge, before, after, costs, predicted)
-    why = check(hello, charge.model, before, after, charge.output_tokens, predicted)
-    queue, prefill = _queue(scene), _prefill(scene)
-    decode, activation = _decode(scene, prefill), _activation(scene)
-    return Candidate(
-        instance=instance.name,
-        queue=queue,
-        prefill=prefill,
-        decode=decode,
-        activation=activation,
-        total=queue + prefill + decode + activation,
-        round_length=predicted.length,
-        admitted=why is Why.OK,
-        why=why,
-    )
+    if instance.pressure.at_risk:
+        # Its own rounds went over the bound: what it says of them counts.
+        predicted = Round(max(predicted.length, snapshot.round_length), predicted.budget)
+    return _Scene(hello, snapshot, charge, before, after, costs, held, predicted)
 
 
-def _with(load: Load, charge: Charge) -> Load:
-    return Load(
-        waiting=load.waiting + 1,
-        waiting_tokens=load.waiting_tokens + charge.prompt_tokens,
-        running=load.running,
-        running_context=load.running_context,
-        remaining_tokens=load.remaining_tokens,
-    )
+def _compute(scene: _Scene, until: int) -> float:
+    """Computing the prompt from what is present up to a position."""
+    start = scene.charge.present_tokens
+    chunk = scene.hello.prefill_chunk
+    return prefill_seconds(scene.cost, max(0, until - start), chunk, start)
+
+
+def _recovery(scene: _Scene) -> float:
+    """The measured copy from the host, and computing again what the branch has had."""
+    restore = restore_seconds(scene.cost, scene.charge.host_tokens)
+    return restore + _compute(scene, scene.charge.known_tokens)
 
 
 def _prefill(scene: _Scene) -> float:
-    return prefill_seconds(scene.cost, scene.charge.prompt_tokens, scene.hello.prefill_chunk)
+    """All that must be computed, less what recovery is charged for."""
+    charge = scene.charge
+    return _compute(scene, charge.prompt_tokens) - _compute(scene, charge.known_tokens)
 
 
-def _queue(scene: _Scene) -> float:
-    """Prefill of the same model ahead, the decode steps between the chunks, a free row, and
-    the turns of the other models."""
+def _queue(scene: _Scene, work: float) -> float:
+    """Prefill of the same model ahead, the decode steps between the chunks, a free row, the
+    turns of the other models, and what is held; ``work`` is the call's own prefill seconds."""
     own, hello = scene.own, scene.hello
     step = decode_step(scene.cost, own.running, own.running_context)
-    tokens = own.waiting_tokens + scene.charge.prompt_tokens
+    tokens = own.waiting_tokens + scene.charge.compute_tokens
     ahead = waiting_prefill(scene.cost, own, hello.prefill_chunk)
     between = step * max(own.waiting, ceil(tokens / hello.prefill_chunk) - 1)
-    return ahead + between + _free_row(scene) + _other_turns(scene)
+    return ahead + between + scene.held + _free_row(scene) + _other_turns(scene, work)
+
+
+def _shortfall(instance: InstanceState, scene: _Scene) -> float:
+    """Prefill of the model for which its slots had no room lately; an idle instance has room."""
+    if not any(map(has_work, scene.before.values())):
+        return 0.0
+    return instance.pressure.shortfall(scene.charge.model)
 
 
 def _free_row(scene: _Scene) -> float:
@@ -127,7 +177,7 @@ def _free_row(scene: _Scene) -> float:
     return ceil(excess / rows) * typical * full_step(scene.cost, own, rows)
 
 
-def _other_turns(scene: _Scene) -> float:
+def _other_turns(scene: _Scene, work: float) -> float:
     """The rest of the round as the instance predicts it, the prefill sent there since, and a
     whole round for every further slot that a long prompt needs (DESIGN 7)."""
     others = scene.others
@@ -141,26 +191,27 @@ def _other_turns(scene: _Scene) -> float:
         wait += prefill_seconds(cost, unseen, scene.hello.prefill_chunk)
     bound = scene.hello.targets.gamma * scene.hello.targets.ttft
     length = min(scene.round.length, bound)
-    return wait + (_slots(scene) - 1) * length
+    return wait + (_slots(scene, work) - 1) * length
 
 
-def _slots(scene: _Scene) -> int:
+def _slots(scene: _Scene, work: float) -> int:
     """Slots over which the prompt is spread: each takes a round's budget, or one chunk."""
-    tokens, chunk = scene.charge.prompt_tokens, scene.hello.prefill_chunk
+    tokens, chunk = scene.charge.compute_tokens, scene.hello.prefill_chunk
     most = max(1, ceil(tokens / chunk))
     if scene.round.budget <= 0:
         return most
-    return min(most, max(1, ceil(_prefill(scene) / scene.round.budget)))
+    return min(most, max(1, ceil(work / scene.round.budget)))
 
 
-def _decode(scene: _Scene, prefill: float) -> float:
+def _decode(scene: _Scene, work: float) -> float:
     """The call's own decoding, at the cadence of the round where models take turns, and the
-    delay of those that decode there: the prefill, and a longer step while both run."""
+    delay of those that decode there: ``work``, the call's own prefill and recovery, and a longer
+    step while both run."""
     own, cost, output = scene.own, scene.cost, scene.charge.output_tokens
     step = full_step(cost, scene.after[scene.charge.model], scene.hello.max_running)
     pace = max(step, scene.hello.targets.tpot) if scene.others else step
     running = sum(load.running for load in scene.before.values())
-    delay = prefill if running else 0.0
+    delay = work if running else 0.0
     if own.running:
         together = min(output, typical_remaining(own))
         context = scene.charge.prompt_tokens + together / 2
@@ -168,10 +219,7 @@ def _decode(scene: _Scene, prefill: float) -> float:
     return output * pace + delay
 
 
-def _activation(scene: _Scene) -> float:
-    """The switch that the call causes: none where the model is active, or has work and so a
+def _opens(scene: _Scene) -> bool:
+    """The call makes the instance open its model: it is not active, nor has it work and so a
     slot that the round counts already."""
-    model = scene.charge.model
-    if model == scene.snapshot.active_model or has_work(scene.own):
-        return 0.0
-    return scene.cost.switch
+    return scene.charge.model != scene.snapshot.active_model and not has_work(scene.own)

@@ -6,6 +6,7 @@ from collections import Counter
 
 from alipes.gateway.routing.decision import InstanceStatus, RouterSettings, Why
 from alipes.gateway.routing.overlay import Charge, Overlay, without
+from alipes.gateway.routing.pressure import RoundPressure
 from alipes.instance.contract import Hello, Load, ModelReport, Snapshot
 
 SECOND = 1_000_000_000
@@ -24,6 +25,7 @@ class InstanceState:
         self.reports: dict[str, ModelReport] = {}
         self.placed: set[bytes] = set()
         self.overlay = Overlay()
+        self.pressure = RoundPressure()
         self._ended: Counter[str] = Counter()
         self._up = False
         self._draining = False
@@ -35,6 +37,7 @@ class InstanceState:
         self.hello = hello
         self.reports = {report.name: report for report in hello.models}
         self.snapshot = None
+        self.pressure = RoundPressure()
         self._up = True
         self._draining = False
         self._heard_at = now
@@ -50,6 +53,7 @@ class InstanceState:
         if self.snapshot is not None and snapshot.version < self.snapshot.version:
             return False
         self.snapshot = snapshot
+        self.pressure.observe(snapshot.counters)
         self._ended.clear()
         self._updated_at = now
         for call_id in (snapshot.last_call, self._started):
@@ -87,11 +91,29 @@ class InstanceState:
         if not self.overlay.release(call_id):
             self._ended[model] += 1
 
+    @property
+    def up(self) -> bool:
+        """It has a link."""
+        return self._up
+
+    @property
+    def healthy(self) -> bool:
+        """It can be reached and takes calls: what a lease needs. An old state or a missed beat
+        keeps only unreserved calls away (Talaria 4.1)."""
+        return self._up and not self._drains
+
+    def has_active(self, model: str) -> bool:
+        return self.snapshot is not None and self.snapshot.active_model == model
+
+    @property
+    def _drains(self) -> bool:
+        return self._draining or (self.snapshot is not None and self.snapshot.draining)
+
     def condition(self, settings: RouterSettings, now: int) -> Why:
         """``ok`` when new calls may go there, else what keeps them away."""
         if not self._up:
             return Why.DOWN
-        if self._draining or (self.snapshot is not None and self.snapshot.draining):
+        if self._drains:
             return Why.DRAINING
         if now - self._heard_at > settings.silence_seconds * SECOND:
             return Why.SILENT

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
 
 import msgspec
 
@@ -99,14 +98,16 @@ class LeaseTable:
         for branch in list(self._on.get(instance, ())):
             self._end(branch, "discarded")
 
-    def charges(self, instance: str, but: bytes = b"") -> dict[str, float]:
-        """Seconds held on an instance by model, without those for the branch ``but``."""
-        return _sums(
-            lease for branch, lease in self._on.get(instance, {}).items() if branch != but
-        )
+    def charge(self, instance: str, but: bytes = b"") -> float:
+        """Seconds held on an instance, without those for the branch ``but``."""
+        there = self._on.get(instance, {})
+        return sum(lease.charge for branch, lease in there.items() if branch != but)
 
-    def counts(self) -> LeaseCounts:
-        return LeaseCounts(**self._counts, live=len(self._live))
+    def counts(self, now: int) -> LeaseCounts:
+        """Those whose time is over count as expired, whether they were removed yet or not."""
+        over = sum(lease.expires <= now for lease in self._live.values())
+        counts = self._counts + Counter(expired=over)
+        return LeaseCounts(**counts, live=len(self._live) - over)
 
     def _end(self, branch: bytes, how: str) -> None:
         lease = self._live.pop(branch)
@@ -117,10 +118,3 @@ class LeaseTable:
         if not self._models[lease.model]:
             del self._models[lease.model]
         self._counts[how] += 1
-
-
-def _sums(leases: Iterable[Lease]) -> dict[str, float]:
-    seconds: dict[str, float] = defaultdict(float)
-    for lease in leases:
-        seconds[lease.model] += lease.charge
-    return dict(seconds)

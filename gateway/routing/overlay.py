@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -11,11 +11,51 @@ from alipes.instance.contract import Load
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What one call adds to the load of its model."""
+    """What one call adds to the load of its model on one instance, in tokens. Of the prompt,
+    ``device_tokens`` and ``host_tokens`` are there already; the first ``known_tokens`` an earlier
+    call of the branch has computed somewhere."""
 
     model: str
     prompt_tokens: int
     output_tokens: int
+    device_tokens: int = 0
+    host_tokens: int = 0
+    known_tokens: int = 0
+
+    @property
+    def present_tokens(self) -> int:
+        return self.device_tokens + self.host_tokens
+
+    @property
+    def compute_tokens(self) -> int:
+        return self.prompt_tokens - self.present_tokens
+
+    def onto(self, load: Load) -> Load:
+        """``load`` with the call in it: only what must be computed waits; what is present takes
+        memory and decode time like the context of a call that runs."""
+        return Load(
+            waiting=load.waiting + 1,
+            waiting_tokens=load.waiting_tokens + self.compute_tokens,
+            running=load.running,
+            running_context=load.running_context + self.present_tokens,
+            remaining_tokens=load.remaining_tokens,
+        )
+
+
+class _Sum:
+    """Charges of one model added up."""
+
+    __slots__ = ("calls", "compute", "copies", "host", "present")
+
+    def __init__(self) -> None:
+        self.calls = self.compute = self.present = self.copies = self.host = 0
+
+    def count(self, charge: Charge, sign: int) -> None:
+        self.calls += sign
+        self.compute += sign * charge.compute_tokens
+        self.present += sign * charge.present_tokens
+        self.copies += sign * (charge.host_tokens > 0)
+        self.host += sign * charge.host_tokens
 
 
 class Overlay:
@@ -27,8 +67,7 @@ class Overlay:
 
     def __init__(self) -> None:
         self._charges: dict[bytes, Charge | None] = {}
-        self._calls: Counter[str] = Counter()
-        self._prompts: Counter[str] = Counter()
+        self._sums: defaultdict[str, _Sum] = defaultdict(_Sum)
         self._live = 0
 
     def __len__(self) -> int:
@@ -62,23 +101,26 @@ class Overlay:
     def onto(self, loads: Mapping[str, Load]) -> dict[str, Load]:
         """``loads`` with the charges added as waiting calls."""
         merged = dict(loads)
-        for model, calls in self._calls.items():
-            if not calls:
+        for model, total in self._sums.items():
+            if not total.calls:
                 continue
             load = merged.get(model, Load())
             merged[model] = Load(
-                waiting=load.waiting + calls,
-                waiting_tokens=load.waiting_tokens + self._prompts[model],
+                waiting=load.waiting + total.calls,
+                waiting_tokens=load.waiting_tokens + total.compute,
                 running=load.running,
-                running_context=load.running_context,
+                running_context=load.running_context + total.present,
                 remaining_tokens=load.remaining_tokens,
             )
         return merged
 
+    def restores(self) -> dict[str, tuple[int, int]]:
+        """Copies from the host that no state shows: calls and tokens, by model."""
+        return {m: (total.copies, total.host) for m, total in self._sums.items() if total.host}
+
     def _count(self, charge: Charge, sign: int) -> None:
         self._live += sign
-        self._calls[charge.model] += sign
-        self._prompts[charge.model] += sign * charge.prompt_tokens
+        self._sums[charge.model].count(charge, sign)
 
 
 def without(load: Load, calls: int) -> Load:

@@ -12,13 +12,18 @@ from math import ceil, inf
 from alipes.instance.contract import Estimate, Load, Targets
 
 
-def prefill_seconds(cost: Estimate, tokens: int, chunk: int) -> float:
-    """Computing a prompt of ``tokens`` from its start, chunk by chunk."""
+def prefill_seconds(cost: Estimate, tokens: int, chunk: int, start: int = 0) -> float:
+    """Computing ``tokens`` tokens of a prompt from position ``start`` on, chunk by chunk."""
     full, rest = divmod(tokens, chunk)
     chunks = full + (rest > 0)
     # Sum over the chunks of length times end position.
-    pairs = chunk * chunk * full * (full + 1) // 2 + rest * tokens
+    pairs = chunk * (full * start + chunk * full * (full + 1) // 2) + rest * (start + tokens)
     return chunks * cost.prefill_base + tokens * cost.prefill_token + pairs * cost.prefill_context
+
+
+def restore_seconds(cost: Estimate, tokens: int, copies: int = 1) -> float:
+    """Copying ``tokens`` tokens' state from the host to the device, for ``copies`` calls."""
+    return copies * cost.restore_base + tokens * cost.restore_token if tokens else 0.0
 
 
 def decode_step(cost: Estimate, calls: int, context: int) -> float:
@@ -71,12 +76,14 @@ def predict_round(
     targets: Targets,
     chunk: int,
     max_running: int,
+    held: float = 0.0,
 ) -> Round:
     """The round in which every model with work has its slot (Talaria Eq. 4 solved for R).
 
     With X the prefill and switches of the round and t_D the decode steps of its models,
     R = X / (1 - sum(t_D) / T_TPOT), infinite where the decode steps alone exceed T_TPOT. A
-    prompt that exceeds a round's budget is spread over slots and counts as one chunk.
+    prompt that exceeds a round's budget is spread over slots and counts as one chunk. ``held``
+    seconds of restores and leases are in X besides what the loads show.
     """
     working = [model for model, load in loads.items() if has_work(load)]
     share = sum(full_step(costs[m], loads[m], max_running) for m in working) / targets.tpot
@@ -84,9 +91,9 @@ def predict_round(
         return Round(inf, 0.0)
     alone = working == [active]
     switches = 0.0 if alone else sum(costs[m].switch for m in working)
-    budget = targets.gamma * targets.ttft * (1 - share) - switches
+    budget = targets.gamma * targets.ttft * (1 - share) - switches - held
     prefill = sum(_counted_prefill(costs[m], loads[m], chunk, budget) for m in working)
-    return Round((switches + prefill) / (1 - share), budget)
+    return Round((switches + held + prefill) / (1 - share), budget)
 
 
 def _counted_prefill(cost: Estimate, load: Load, chunk: int, budget: float) -> float:
@@ -117,18 +124,35 @@ def backlog_seconds(
     return total
 
 
-class OutputLengths:
-    """Typical completion length of each model: an exponentially weighted moving average."""
+class MovingMeans:
+    """An exponentially weighted moving average for each model: a new value weighs ``weight``."""
 
-    def __init__(self, weight: float = 0.1) -> None:
+    def __init__(self, weight: float) -> None:
         self._weight = weight
         self._means: dict[str, float] = {}
 
+    def observe(self, model: str, value: float, times: int = 1) -> None:
+        """Take in a value, as if it had come ``times`` times; the first one is the mean."""
+        mean = self._means.get(model, value)
+        self._means[model] = value + (mean - value) * (1 - self._weight) ** times
+
+    def of(self, model: str) -> float | None:
+        return self._means.get(model)
+
+    def known(self) -> frozenset[str]:
+        return frozenset(self._means)
+
+
+class OutputLengths:
+    """Typical completion length of each model."""
+
+    def __init__(self, weight: float = 0.1) -> None:
+        self._means = MovingMeans(weight)
+
     def finished(self, model: str, tokens: int) -> None:
-        mean = self._means.get(model, float(tokens))
-        self._means[model] = mean + self._weight * (tokens - mean)
+        self._means.observe(model, float(tokens))
 
     def predicted(self, model: str, limit: int) -> int:
         """At most ``limit``, which is the answer until a call of the model has finished."""
-        mean = self._means.get(model)
+        mean = self._means.of(model)
         return limit if mean is None else max(1, min(limit, ceil(mean)))

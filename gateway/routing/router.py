@@ -1,16 +1,18 @@
-"""Which instance serves a call: Talaria Algorithm 1 without leases, sans-IO.
+"""Which instance serves a call: Talaria Algorithm 1, sans-IO.
 
-A call is in exactly one place from ``place`` to ``released``: queued here, or charged to the one
-instance that has it. Every method takes ``now`` in nanoseconds; durations are float seconds.
+A call is in exactly one place from ``place`` to ``complete`` or ``released``: queued here, or
+charged to the one instance that has it. Every method takes ``now`` in nanoseconds; durations are
+float seconds. What happens depends on nothing but the events and their times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from math import ceil
 
-from alipes.gateway.routing.admission import longest_call, misfit
-from alipes.gateway.routing.cost import evaluate
+from alipes.gateway.routing import overload
+from alipes.gateway.routing.admission import longest_call
+from alipes.gateway.routing.appraisal import Appraiser
+from alipes.gateway.routing.baselines import baseline
 from alipes.gateway.routing.decision import (
     CallShape,
     Candidate,
@@ -18,20 +20,16 @@ from alipes.gateway.routing.decision import (
     Placement,
     Reason,
     Reject,
-    RejectKind,
     RouterSettings,
     RouterStatus,
     Wait,
     Why,
 )
-from alipes.gateway.routing.directory import BlockDirectory
 from alipes.gateway.routing.instances import SECOND, InstanceState
 from alipes.gateway.routing.leases import Lease, LeaseTable
-from alipes.gateway.routing.overlay import Charge
-from alipes.gateway.routing.predict import OutputLengths, backlog_seconds
-from alipes.gateway.routing.profiles import CostProfiles
+from alipes.gateway.routing.tally import Tally
 from alipes.gateway.routing.waiting import WaitingCalls
-from alipes.instance.contract import BlocksRemoved, BlocksStored, Hello, Snapshot
+from alipes.instance.contract import BlocksRemoved, BlocksStored, Hello, Pool, Snapshot
 
 
 class Router:
@@ -52,21 +50,22 @@ class Router:
             self._settings.queue_depth, int(self._settings.queue_timeout * SECOND)
         )
         self._placed: dict[bytes, tuple[CallShape, InstanceState]] = {}
-        self._lengths = OutputLengths()
-        self._profiles = CostProfiles()
-        self._reserved: dict[str, frozenset[str]] = {}
         self._leases = LeaseTable()
-        self._directory = BlockDirectory()
+        self._appraiser = Appraiser(self._settings, self._leases)
+        self._baseline = baseline(self._settings.policy)
+        self._tally = Tally()
+        self._reserved: dict[str, frozenset[str]] = {}
         self._stirred = False
 
     # --- what happens to instances ---------------------------------------------------------------
 
     def connected(self, hello: Hello, now: int) -> tuple[bytes, ...]:
-        """A link is up. Calls of an earlier link to the same name are lost; their ids are
-        returned, as by ``disconnected``. Raises KeyError for a name that is not configured."""
+        """A link is up; what its blocks are is told anew. Calls of an earlier link to the same
+        name are lost; their ids are returned, as by ``disconnected``. Raises KeyError for a name
+        that is not configured."""
         lost = self.disconnected(hello.name, now)
         self._instances[hello.name].connected(hello, now)
-        self._profiles.connected(hello)
+        self._appraiser.profiles.connected(hello)
         self._stirred = True
         return lost
 
@@ -77,14 +76,18 @@ class Router:
     def updated(self, name: str, snapshot: Snapshot, now: int) -> None:
         """A state arrived; an older version than the one known is ignored."""
         if self._instances[name].updated(snapshot, now):
-            self._profiles.observe(name, snapshot.estimates)
+            self._appraiser.profiles.observe(name, snapshot.estimates)
             self._stirred = True
 
     def disconnected(self, name: str, now: int) -> tuple[bytes, ...]:
-        """The link is gone. Returns the ids of the calls that were there; the router has
-        forgotten them, and those without a first token may be placed again."""
+        """The link is gone, and with it leases and known blocks. Returns the ids of the calls
+        that were there; the router has forgotten them, and those without a first token may be
+        placed again."""
         lost = self._instances[name].disconnected()
-        self._profiles.forget(name)
+        self._appraiser.profiles.forget(name)
+        self._appraiser.directory.clear(name)
+        self._leases.lost(name)
+        self._stirred = True
         for call_id in lost:
             del self._placed[call_id]
         return lost
@@ -96,6 +99,17 @@ class Router:
         self._instances[name].drain()
         return True
 
+    # --- where blocks are ------------------------------------------------------------------------
+
+    def stored(self, name: str, event: BlocksStored) -> None:
+        """The instance has these blocks; nothing changes when it has no link."""
+        if self._instances[name].up:
+            self._appraiser.directory.stored(name, event)
+
+    def removed(self, name: str, event: BlocksRemoved) -> None:
+        """The instance has these blocks no longer in this tier."""
+        self._appraiser.directory.removed(name, event)
+
     # --- what happens to calls -------------------------------------------------------------------
 
     def place(self, call: CallShape, now: int) -> Placement | Wait | Reject:
@@ -106,10 +120,16 @@ class Router:
         refusal = self._refusal(call)
         if refusal is not None:
             return refusal
+        self._leases.expire(now)
+        answer = self._honour_lease(call, now) or self._place_by_cost(call, now)
+        self._appraiser.arrived(call.model, now)
+        return answer
+
+    def _place_by_cost(self, call: CallShape, now: int) -> Placement | Wait | Reject:
         if self._waiting.waits(call.model):
             return self._queue(call, Reason.BEHIND, (), now)
-        candidates = self._candidates(call, self._reserved_for(call.model), now)
-        placement = self._choose(call, candidates)
+        candidates = self._candidates(call, now)
+        placement = self._choose(call, candidates, now)
         if placement is not None:
             return placement
         return self._queue(call, _waits_for(candidates), candidates, now)
@@ -120,6 +140,7 @@ class Router:
         for call in self._waiting.expire(now):
             self._stirred = True
             answers.append(self._timed_out(call, now))
+        self._stirred |= self._leases.expire(now)
         if not self._stirred:
             return answers
         self._stirred = False
@@ -135,12 +156,15 @@ class Router:
 
     def complete(self, call_id: bytes, now: int, completion: Completion) -> None:
         """The call has finished; it is released as well. Its length teaches what to expect of its
-        model, and a lease holds a place for the next call of its branch."""
+        model, and a lease holds a place for the next call of its branch. Nothing happens for a
+        call that is not placed."""
         if call_id not in self._placed:
             return
-        call, _instance = self._placed[call_id]
+        call, instance = self._placed[call_id]
         self.released(call_id, now)
-        self._lengths.finished(call.model, completion.completion_tokens)
+        self._appraiser.finished(call.model, completion.completion_tokens)
+        self._tally.finished(call, instance.name)
+        self._install_lease(call, instance, completion, now)
 
     def released(self, call_id: bytes, now: int) -> None:
         """The call is over, wherever it was: cancelled, failed or given up. A second time does
@@ -156,23 +180,20 @@ class Router:
     def forget(self, branch: bytes) -> None:
         """The branch is known no longer: nothing is kept or held for it."""
         self._leases.discard(branch)
-
-    # --- where blocks are ------------------------------------------------------------------------
-
-    def stored(self, name: str, event: BlocksStored) -> None:
-        """The instance has these blocks; nothing changes when it has no link."""
-        self._directory.stored(name, event)
-
-    def removed(self, name: str, event: BlocksRemoved) -> None:
-        """The instance has these blocks no longer in this tier."""
-        self._directory.removed(name, event)
+        self._tally.forget(branch)
+        if self._baseline is not None:
+            self._baseline.forget(branch)
+        self._stirred = True
 
     # --- what can be asked -----------------------------------------------------------------------
 
     def next_wakeup(self, now: int) -> int | None:
-        """When ``retry`` has something to say even if nothing happens until then."""
-        deadline = self._waiting.next_deadline()
-        return None if deadline is None else max(now, deadline)
+        """When ``retry`` has something to say even if nothing happens until then: a call has
+        waited too long, or a lease ends that may have kept it out."""
+        deadline, expiry = self._waiting.next_deadline(), self._leases.next_expiry()
+        if deadline is None:
+            return None
+        return max(now, deadline if expiry is None else min(deadline, expiry))
 
     def lease_of(self, branch: bytes, now: int) -> Lease | None:
         """The place that is held for the branch now."""
@@ -196,71 +217,121 @@ class Router:
             model: any(n in well and model in self._instances[n].reports for n in names)
             for model, names in self._known.items()
         }
-        queued = self._waiting.depths()
-        return RouterStatus(all(models.values()), models, queued, instances)
+        return RouterStatus(
+            all(models.values()),
+            models,
+            self._waiting.depths(),
+            instances,
+            self._tally.counts(),
+            self._leases.counts(now),
+        )
 
-    # --- decisions -------------------------------------------------------------------------------
+    # --- leases (Algorithm 1, lines 1 to 9; the completion hook of 4.1) ---------------------------
+
+    def _honour_lease(self, call: CallShape, now: int) -> Placement | None:
+        """Consume the branch's live lease where it is good for something, else discard it. A
+        stale state or a missed beat keeps only unreserved calls away. On a hot instance a lease
+        charges load and no more: it has done so when the call arrives."""
+        lease = self._leases.of(call.branch, now)
+        if lease is None or lease.model != call.model:
+            return None
+        instance = self._instances[lease.instance]
+        self._stirred = True
+        if not self._appraiser.honours(lease, call, instance):
+            self._leases.discard(call.branch)
+            return None
+        self._leases.consume(call.branch)
+        if instance.hello is not None and instance.hello.pool is Pool.HOT:
+            return None
+        candidate = self._appraiser.cost(instance, call)
+        return self._put(call, candidate, Reason.LEASE, (candidate,), now)
+
+    def _install_lease(
+        self, call: CallShape, instance: InstanceState, completion: Completion, now: int
+    ) -> None:
+        """A place for the branch's next call, where its prefix is; none without a prefix to come
+        back to, nor where no call may come."""
+        seconds, hello = self._settings.lease_seconds, instance.hello
+        if call.final or not call.branch or not completion.prefix or seconds <= 0:
+            return
+        if hello is None or not instance.healthy:
+            return
+        self._leases.install(
+            Lease(
+                branch=call.branch,
+                model=call.model,
+                instance=instance.name,
+                incarnation=hello.incarnation,
+                prefix=completion.prefix,
+                prefix_tokens=completion.prefix_tokens,
+                expires=now + int(seconds * SECOND),
+                charge=self._appraiser.admission_unit(call.model),
+            )
+        )
+
+    # --- decisions (Algorithm 1, lines 10 to 25) --------------------------------------------------
 
     def _refusal(self, call: CallShape) -> Reject | None:
         """What no waiting can mend: an unknown model, or a call that no instance can hold."""
         if call.model not in self._known:
-            known = ", ".join(sorted(self._known))
-            reason = f"unknown model {call.model!r}; known: {known}"
-            return Reject(call.call_id, RejectKind.UNKNOWN_MODEL, reason)
-        misfits = []
-        for name in self._known[call.model]:
-            instance = self._instances[name]
-            report = instance.reports.get(call.model)
-            if instance.hello is None or report is None:
-                return None
-            size = instance.hello.block_tokens
-            misfits.append(misfit(report, size, call.prompt_tokens, call.max_tokens))
-        if not misfits or not all(misfits):
-            return None
-        return Reject(call.call_id, RejectKind.TOO_LARGE, misfits[0])
+            return overload.unknown(call, self._known)
+        return overload.too_large(call, self._serving(call.model))
 
-    def _candidates(
-        self, call: CallShape, reserved: frozenset[str], now: int
-    ) -> tuple[Candidate, ...]:
-        return tuple(
-            self._candidate(self._instances[name], call, name in reserved, now)
-            for name in self._known[call.model]
+    def _serving(self, model: str) -> list[InstanceState]:
+        return [self._instances[name] for name in self._known[model]]
+
+    def _candidates(self, call: CallShape, now: int) -> tuple[Candidate, ...]:
+        reserved = self._reserved_for(call.model)
+        candidates = tuple(
+            self._appraiser.candidate(instance, call, instance.name in reserved, now)
+            for instance in self._serving(call.model)
         )
+        if self._baseline is not None:
+            return candidates
+        queued = self._waiting.waits(call.model)
+        return self._appraiser.without_gainless(call, candidates, self._instances, queued, now)
 
-    def _candidate(
-        self, instance: InstanceState, call: CallShape, reserved: bool, now: int
-    ) -> Candidate:
-        condition = instance.condition(self._settings, now)
-        if condition is not Why.OK:
-            return Candidate(instance.name, why=condition)
-        report, hello = instance.reports.get(call.model), instance.hello
-        if report is None or hello is None:
-            return Candidate(instance.name, why=Why.DOWN)
-        if misfit(report, hello.block_tokens, call.prompt_tokens, call.max_tokens):
-            return Candidate(instance.name, why=Why.TOO_SMALL)
-        if reserved:
-            return Candidate(instance.name, why=Why.RESERVED)
-        return evaluate(instance, self._charge(call), self._profiles.of(instance.name))
-
-    def _charge(self, call: CallShape) -> Charge:
-        output = self._lengths.predicted(call.model, call.max_tokens)
-        return Charge(call.model, call.prompt_tokens, output)
-
-    def _choose(self, call: CallShape, candidates: tuple[Candidate, ...]) -> Placement | None:
+    def _choose(
+        self, call: CallShape, candidates: tuple[Candidate, ...], now: int
+    ) -> Placement | None:
         """The admitted candidate of least cost gets the call; equals are told apart by the
         calls they have, then by name."""
-        admitted = [candidate for candidate in candidates if candidate.admitted]
-        if not admitted:
+        if self._baseline is not None:
+            best = self._baseline.choose(call, candidates, self._calls_on)
+        else:
+            admitted = [candidate for candidate in candidates if candidate.admitted]
+            key = lambda c: (c.total, self._calls_on(c.instance), c.instance)  # noqa: E731
+            best = min(admitted, key=key, default=None)
+        if best is None:
             return None
-        best = min(
-            admitted,
-            key=lambda c: (c.total, len(self._instances[c.instance].placed), c.instance),
-        )
         reason = self._reason(call.model, best, candidates)
-        instance = self._instances[best.instance]
-        instance.place(call.call_id, self._charge(call))
+        return self._put(call, best, reason, candidates, now)
+
+    def _calls_on(self, name: str) -> int:
+        return len(self._instances[name].placed)
+
+    def _put(
+        self,
+        call: CallShape,
+        chosen: Candidate,
+        reason: Reason,
+        candidates: tuple[Candidate, ...],
+        now: int,
+    ) -> Placement:
+        """Charge the call to the instance and count what that means."""
+        instance = self._instances[chosen.instance]
+        elsewhere = any(
+            other is not instance
+            and other.has_active(call.model)
+            and other.condition(self._settings, now) is Why.OK
+            for other in self._serving(call.model)
+        )
+        charge = self._appraiser.charge(call, chosen.device_tokens, chosen.host_tokens)
+        instance.place(call.call_id, charge)
         self._placed[call.call_id] = (call, instance)
-        return Placement(call.call_id, best.instance, reason, candidates)
+        self._appraiser.placed(call, chosen)
+        self._tally.placed(call, instance.name, chosen.opens, elsewhere)
+        return Placement(call.call_id, instance.name, reason, candidates)
 
     def _reason(self, model: str, best: Candidate, candidates: Iterable[Candidate]) -> Reason:
         rivals = [c for c in candidates if c is not best]
@@ -274,18 +345,15 @@ class Router:
         return Reason.LEAST_COST if shared else Reason.ACTIVE
 
     def _is_active(self, candidate: Candidate, model: str) -> bool:
-        snapshot = self._instances[candidate.instance].snapshot
-        return snapshot is not None and snapshot.active_model == model
+        return self._instances[candidate.instance].has_active(model)
 
-    # --- overload --------------------------------------------------------------------------------
+    # --- overload (line 21) -----------------------------------------------------------------------
 
     def _queue(
         self, call: CallShape, reason: Reason, candidates: tuple[Candidate, ...], now: int
     ) -> Wait | Reject:
         if self._waiting.full:
-            after = self._retry_after(call.model, now)
-            text = f"{len(self._waiting)} calls wait already; try again in {after:.0f} s"
-            return Reject(call.call_id, RejectKind.OVERLOADED, text, after)
+            return overload.overloaded(call, len(self._waiting), self._retry_after(call, now))
         self._waiting.add(call, now)
         return Wait(call.call_id, reason, candidates)
 
@@ -297,8 +365,8 @@ class Router:
             call = queued.call
             answer = self._refusal(call)
             if answer is None:
-                candidates = self._candidates(call, self._reserved_for(model), now)
-                placement = self._choose(call, candidates)
+                candidates = self._candidates(call, now)
+                placement = self._choose(call, candidates, now)
                 if placement is None:
                     self._reserve(model, candidates, now - queued.arrived)
                     break
@@ -325,39 +393,16 @@ class Router:
         return frozenset().union(*others)
 
     def _timed_out(self, call: CallShape, now: int) -> Reject:
-        after = self._retry_after(call.model, now)
-        seconds = f"within {self._settings.queue_timeout:g} s"
-        states = {name: self._instances[name] for name in self._known[call.model]}
-        conditions = {n: state.condition(self._settings, now) for n, state in states.items()}
-        if Why.OK in conditions.values():
-            text = f"no instance had room {seconds}"
-        else:
-            listed = ", ".join(f"{name} is {why}" for name, why in conditions.items())
-            text = f"no instance could take {call.model} {seconds}: {listed}"
-        return Reject(call.call_id, RejectKind.TIMEOUT, text, after)
+        conditions = {
+            instance.name: instance.condition(self._settings, now)
+            for instance in self._serving(call.model)
+        }
+        after = self._retry_after(call, now)
+        return overload.timed_out(call, conditions, self._settings, after)
 
-    def _retry_after(self, model: str, now: int) -> float:
-        """Whole seconds, at least 1, until the first instance has served what it has; the
-        queue's timeout where none can be asked."""
-        backlogs = []
-        for name in self._known[model]:
-            instance = self._instances[name]
-            shown, hello = instance.snapshot, instance.hello
-            if shown is None or hello is None:
-                continue
-            if instance.condition(self._settings, now) is not Why.OK:
-                continue
-            backlogs.append(
-                backlog_seconds(
-                    instance.loads(),
-                    self._profiles.of(name),
-                    shown.active_model,
-                    hello.prefill_chunk,
-                    hello.max_running,
-                )
-            )
-        seconds = min(backlogs, default=self._settings.queue_timeout)
-        return float(max(1, ceil(min(seconds, self._settings.queue_timeout))))
+    def _retry_after(self, call: CallShape, now: int) -> float:
+        serving, profiles = self._serving(call.model), self._appraiser.profiles
+        return overload.retry_after(serving, profiles, self._settings, now)
 
 
 def _waits_for(candidates: Iterable[Candidate]) -> Reason:

@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from alipes.gateway.routing.decision import (
     CallShape,
+    Completion,
     Placement,
     Reject,
     RejectKind,
@@ -34,7 +35,7 @@ from alipes.instance.contract import (
 SECOND = 1_000_000_000
 KNOWN = {"a": ("x", "y"), "b": ("y", "z"), "c": ("z",)}
 SERVES = {"x": ("a",), "y": ("a", "b"), "z": ("b", "c")}
-COST = Estimate(0.01, 0.002, 1e-7, 0.03, 0.01, 1e-6, 0.4, 3)
+COST = Estimate(0.01, 0.002, 1e-7, 0.03, 0.01, 1e-6, 0.4, 0.0, 0.0, 3)
 LIMITS = RouterSettings(queue_depth=4, queue_timeout=20.0)
 KV_TOKENS = 100 * 64
 
@@ -208,7 +209,9 @@ class RouterMachine(RuleBasedStateMachine):
         self._retry()
 
     def _release(self, call_id: bytes, tokens: int | None = None) -> None:
-        self.router.released(call_id, self.now, tokens)
+        if tokens is not None:
+            self.router.complete(call_id, self.now, Completion(tokens))
+        self.router.released(call_id, self.now)
         self.queued.pop(call_id, None)
         _, name = self.placed.pop(call_id, (None, ""))
         if name:

@@ -20,7 +20,7 @@ from alipes.instance.contract import (
     Targets,
 )
 
-COST = Estimate(0.0, 0.001, 0.0, 0.02, 0.005, 0.0, 0.5, 9)
+COST = Estimate(0.0, 0.001, 0.0, 0.02, 0.005, 0.0, 0.5, 0.0, 0.0, 9)
 CALL = Charge("a", 400, 100)
 
 

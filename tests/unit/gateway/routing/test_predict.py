@@ -17,8 +17,8 @@ from alipes.gateway.routing.predict import (
 )
 from alipes.instance.contract import Estimate, Load, Targets
 
-COST = Estimate(0.01, 0.001, 1e-6, 0.02, 0.005, 1e-5, 0.5, 9)
-FLAT = Estimate(0.0, 0.001, 0.0, 0.05, 0.0, 0.0, 0.5, 9)
+COST = Estimate(0.01, 0.001, 1e-6, 0.02, 0.005, 1e-5, 0.5, 0.0, 0.0, 9)
+FLAT = Estimate(0.0, 0.001, 0.0, 0.05, 0.0, 0.0, 0.5, 0.0, 0.0, 9)
 TARGETS = Targets(ttft=10.0, tpot=0.5, gamma=0.8)
 
 
@@ -53,7 +53,7 @@ def test_one_model_that_is_active_never_switches() -> None:
 
 
 def test_there_is_no_round_when_decode_steps_alone_take_the_cadence() -> None:
-    slow = Estimate(0, 0, 0, 0.25, 0, 0, 0, 1)
+    slow = Estimate(0, 0, 0, 0.25, 0, 0, 0, 0.0, 0.0, 1)
     loads = {"a": Load(0, 0, 1, 1, 1), "b": Load(0, 0, 1, 1, 1)}
     predicted = predict_round(loads, {"a": slow, "b": slow}, "a", TARGETS, 512, 16)
     assert predicted.length == inf

@@ -8,9 +8,9 @@ from msgspec.structs import replace
 from alipes.gateway.routing.profiles import CostProfiles
 from alipes.instance.contract import Estimate, Hello, Pool, Targets
 
-PRIOR = Estimate(0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0)
-FAST = Estimate(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 0.5, 30)
-SLOW = Estimate(5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 0.9, 10)
+PRIOR = Estimate(0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.0, 0.0, 0)
+FAST = Estimate(1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 0.5, 0.0, 0.0, 30)
+SLOW = Estimate(5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 0.9, 0.0, 0.0, 10)
 
 
 def hello(name: str, device: str = "cpu") -> Hello:
@@ -37,7 +37,7 @@ def test_a_prior_gives_way_to_what_another_instance_measured(profiles: CostProfi
 def test_measurements_are_weighted_by_their_number(profiles: CostProfiles) -> None:
     profiles.observe("a", {"m": FAST})
     profiles.observe("b", {"m": SLOW})
-    mean = Estimate(2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 0.5, 40)
+    mean = Estimate(2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 0.5, 0.0, 0.0, 40)
     assert profiles.of("a") == {"m": mean}
     assert profiles.of("b") == {"m": replace(mean, switch=0.9)}
 

@@ -6,6 +6,7 @@ import pytest
 
 from alipes.gateway.routing.decision import (
     CallShape,
+    Completion,
     Placement,
     Reason,
     Reject,
@@ -29,7 +30,7 @@ from alipes.instance.contract import (
 )
 
 SECOND = 1_000_000_000
-COST = Estimate(0.01, 0.001, 0.0, 0.02, 0.005, 0.0, 0.5, 9)
+COST = Estimate(0.01, 0.001, 0.0, 0.02, 0.005, 0.0, 0.5, 0.0, 0.0, 9)
 KNOWN = {"a": frozenset({"hot", "cold"}), "b": frozenset({"cold"})}
 
 
@@ -230,7 +231,7 @@ def test_a_small_call_does_not_pass_one_of_its_model_that_waits(router: Router) 
 
 
 def test_an_idle_instance_takes_a_prompt_that_exceeds_any_round() -> None:
-    slow = Estimate(1.0, 0.1, 0.0, 0.4, 0.2, 0.0, 9.0, 1)
+    slow = Estimate(1.0, 0.1, 0.0, 0.4, 0.2, 0.0, 9.0, 0.0, 0.0, 1)
     router = Router({"b": frozenset({"cold"})})
     router.connected(hello("cold", "a", "b"), 0)
     shown = snapshot()
@@ -378,7 +379,7 @@ def test_a_call_that_waited_a_round_is_not_passed_by_other_models(router: Router
 
 def test_lengths_of_finished_calls_are_what_the_router_expects(router: Router) -> None:
     placed(router.place(call(1, "b", output=1000), 0))
-    router.released(call(1).call_id, 0, completion_tokens=10)
+    router.complete(call(1).call_id, 0, Completion(10))
     router.updated("cold", snapshot(2), 0)
     candidate = placed(router.place(call(2, "b", output=1000), 0)).candidates[0]
     assert candidate.decode == pytest.approx(10 * 0.025)

@@ -1,0 +1,87 @@
+"""Whether a model is worth a further replica: Talaria Eq. 2.
+
+    gain(m, j) > T_swap(m, j) + mu_j * dW_m + nu
+
+All in seconds. ``gain`` is the waiting, summed over the calls of a control window, that the
+replica is predicted to save; ``T_swap`` the measured switch; ``mu_j`` what a GiB displaced on the
+instance costs to bring back; ``dW_m`` the model's weights in GiB; ``nu`` the penalty for every
+replica.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import exp
+
+from alipes.gateway.routing.decision import Candidate
+from alipes.instance.contract import Estimate, ModelReport, Occupancy
+
+GIB = 1 << 30
+
+
+class ArrivalRates:
+    """Observed calls per second of each model: a count that decays over the control window."""
+
+    def __init__(self, window: float) -> None:
+        self._window = window * 1e9
+        self._counts: dict[str, tuple[float, int]] = {}
+
+    def arrived(self, model: str, now: int) -> None:
+        self._counts[model] = (self._decayed(model, now) + 1, now)
+
+    def per_second(self, model: str, now: int) -> float:
+        return self._decayed(model, now) / self._window * 1e9
+
+    def _decayed(self, model: str, now: int) -> float:
+        count, then = self._counts.get(model, (0.0, now))
+        return count * exp((then - now) / self._window)
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """Calls of a model in the control window of ``window`` seconds: ``burst`` of them at once
+    (this one, those queued here, sessions about to return), then ``rate`` a second."""
+
+    burst: float
+    rate: float
+    window: float
+
+
+def waiting(queue: float, service: float, demand: Demand) -> float:
+    """Waiting seconds, summed over the calls of the window, where each call keeps one instance
+    busy for ``service`` seconds after the first ``queue`` seconds: a fluid queue."""
+    burst, rate = demand.burst, demand.rate
+    pairs = max(0.0, burst * (burst - 1) / 2)
+    backlog, drain = queue + burst * service, 1 - rate * service
+    busy = demand.window if drain <= 0 else min(demand.window, backlog / drain)
+    return burst * queue + pairs * service + rate * (backlog * busy - drain * busy * busy / 2)
+
+
+def gain(demand: Demand, hosts: int, host: Candidate, fresh: Candidate) -> float:
+    """Waiting that a replica at ``fresh`` saves. Calls are shared evenly, at least one goes to
+    the replica; every one of the ``hosts`` instances that have the model is taken to be as free
+    as ``host``, the freest, so that the gain is not overrated."""
+    own, there = host.prefill + host.recovery, fresh.prefill + fresh.recovery
+    moved = max(1.0, demand.burst / (hosts + 1))
+    rate, window = demand.rate / (hosts + 1), demand.window
+    alone = Demand(demand.burst / hosts, demand.rate / hosts, window)
+    relieved = Demand((demand.burst - moved) / hosts, rate, window)
+    after = hosts * waiting(host.queue, own, relieved)
+    after += waiting(fresh.queue, there, Demand(moved, rate, window))
+    return hosts * waiting(host.queue, own, alone) - after
+
+
+def memory_price(
+    displaced: ModelReport, cost: Estimate, occupancy: Occupancy, block_tokens: int
+) -> float:
+    """mu_j in seconds per GiB: restoring the KV of the ``displaced`` active model from the host,
+    by the part of the device pool that is in use."""
+    if not occupancy.total:
+        return 0.0
+    per_byte = cost.restore_token * block_tokens / displaced.block_bytes
+    return per_byte * GIB * (1 - occupancy.free / occupancy.total)
+
+
+def opening_cost(switch: float, price: float, weight_bytes: int, penalty: float) -> float:
+    """The right side of Eq. 2."""
+    return switch + price * weight_bytes / GIB + penalty

@@ -1,0 +1,32 @@
+"""What the router has done so far: model openings and returns of sessions."""
+
+from __future__ import annotations
+
+from alipes.gateway.routing.decision import CallShape, RouterCounts
+
+
+class Tally:
+    """Counts placements; remembers for each branch which instance finished its last call."""
+
+    def __init__(self) -> None:
+        self._last: dict[bytes, str] = {}
+        self._placed = self._opens = self._avoidable = self._returns = self._same = 0
+
+    def placed(self, call: CallShape, instance: str, opens: bool, active_elsewhere: bool) -> None:
+        """``active_elsewhere``: an instance that could be used had the model active."""
+        self._placed += 1
+        self._opens += opens
+        self._avoidable += opens and active_elsewhere
+        if call.branch in self._last:
+            self._returns += 1
+            self._same += self._last[call.branch] == instance
+
+    def finished(self, call: CallShape, instance: str) -> None:
+        if call.branch:
+            self._last[call.branch] = instance
+
+    def forget(self, branch: bytes) -> None:
+        self._last.pop(branch, None)
+
+    def counts(self) -> RouterCounts:
+        return RouterCounts(self._placed, self._opens, self._avoidable, self._returns, self._same)
