@@ -1,4 +1,8 @@
-"""Two configurations that served the same sessions, compared session by session."""
+"""Two configurations that served the same sessions, compared session by session.
+
+Intervals are bootstrapped over sessions, each taken with what both configurations did with it,
+so that they tell what the choice of sessions could have made of the estimate.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-RESAMPLES: Final = 10_000
+from alipes.replay.stats import nearest_rank
+
+RESAMPLES: Final = 2_000
 SEED: Final = 1
-Values = NDArray[np.float64]
+Picks = NDArray[np.int64]
+BySession = Mapping[str, Sequence[float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,39 +33,45 @@ class Interval:
         return f"{self.value:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
-def ranked(values: Values, percent: float) -> Values:
-    """Nearest-rank percentile along the last axis."""
-    place = max(0, int(np.ceil(percent / 100 * values.shape[-1])) - 1)
-    return np.asarray(np.sort(values, axis=-1)[..., place])
+def session_ratio(base: BySession, other: BySession, percent: float) -> Interval:
+    """Percentile over sessions of ``base / other``. A session's value is the mean of those that
+    it has, one for each repetition."""
+    ratios = paired_ratios(base, other)
+    return _bootstrap(len(ratios), lambda picks: _ranked(ratios[picks], percent))
 
 
-def ratio(
-    base: Mapping[str, Sequence[float]], other: Mapping[str, Sequence[float]], percent: float
-) -> Interval:
-    """Percentile over sessions of ``base / other``; each session's value is the mean over its
-    repetitions. The interval resamples sessions, each with both of its values, so that it tells
-    of the workload's spread; raises ValueError unless both served the same sessions."""
-    return _interval(paired_ratios(base, other), lambda v: ranked(v, percent))
-
-
-def paired_ratios(
-    base: Mapping[str, Sequence[float]], other: Mapping[str, Sequence[float]]
-) -> Values:
-    """``base / other`` for each session, in the order of ``base``."""
-    if base.keys() != other.keys():
-        raise ValueError(f"not the same sessions: {sorted(base.keys() ^ other.keys())}")
+def paired_ratios(base: BySession, other: BySession) -> NDArray[np.float64]:
+    """``base / other`` for each session, in the order of ``base``. Raises ValueError unless both
+    have the same sessions."""
+    _check(base, other)
     return np.array([np.mean(base[name]) / np.mean(other[name]) for name in base])
 
 
-def difference(base: Values, other: Values, percent: float) -> Interval:
-    """Percentile of ``base`` less that of ``other``, both (n,) and resampled together."""
-    both = np.stack([base, other])
-    return _interval(both, lambda v: ranked(v[..., 0, :], percent) - ranked(v[..., 1, :], percent))
+def percentile_ratio(base: BySession, other: BySession, percent: float) -> Interval:
+    """Percentile of all values of ``base`` over that of ``other``."""
+    _check(base, other)
+    above, below = ([np.asarray(side[name]) for name in base] for side in (base, other))
+
+    def statistic(picks: Picks) -> float:
+        top, bottom = (np.concatenate([side[i] for i in picks]) for side in (above, below))
+        return _ranked(top, percent) / _ranked(bottom, percent)
+
+    return _bootstrap(len(above), statistic)
 
 
-def _interval(values: Values, statistic: Callable[[Values], Values]) -> Interval:
-    """``values`` is (..., n); samples are drawn with replacement along the last axis."""
-    picks = np.random.default_rng(SEED).integers(0, values.shape[-1], (RESAMPLES, values.shape[-1]))
-    drawn = np.moveaxis(values[..., picks], -2, 0)
-    low, high = np.percentile(statistic(drawn), [2.5, 97.5])
-    return Interval(float(statistic(values)), float(low), float(high))
+def _check(base: BySession, other: BySession) -> None:
+    if base.keys() != other.keys():
+        raise ValueError(f"not the same sessions: {sorted(base.keys() ^ other.keys())}")
+
+
+def _ranked(values: NDArray[np.float64], percent: float) -> float:
+    value = nearest_rank(values.tolist(), percent)
+    assert value is not None
+    return value
+
+
+def _bootstrap(count: int, statistic: Callable[[Picks], float]) -> Interval:
+    rng = np.random.default_rng(SEED)
+    drawn = [statistic(rng.integers(0, count, count)) for _ in range(RESAMPLES)]
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return Interval(statistic(np.arange(count)), float(low), float(high))

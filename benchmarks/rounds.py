@@ -21,7 +21,7 @@ from typing import Any
 
 from agents import AgentSession, Shape, sessions
 from common import Claim, arguments, at_least, write_report
-from paired import paired_ratios, ratio
+from paired import paired_ratios, session_ratio
 from stack import replay, stack
 
 from alipes.instance.checkpoints.sources import prepare
@@ -156,7 +156,7 @@ def run(configuration: Configuration, plan: Sequence[AgentSession], work: Path) 
 
 def speedups(runs: Mapping[Configuration, Sequence[Outcome]], best: Configuration) -> list[Claim]:
     base, ours = by_session(runs[best]), by_session(runs[ALL])
-    p50 = ratio(base, ours, 50)
+    p50 = session_ratio(base, ours, 50)
     better = int((paired_ratios(base, ours) > 1).sum())
     return [
         at_least(
@@ -239,8 +239,8 @@ def row(
         "runs": len(outcomes),
         "SCT p50": nearest_rank(sct, 50),
         "SCT p95": nearest_rank(sct, 95),
-        "ratio p50": str(ratio(theirs, ours, 50)),
-        "ratio p95": str(ratio(theirs, ours, 95)),
+        "ratio p50": str(session_ratio(theirs, ours, 50)),
+        "ratio p95": str(session_ratio(theirs, ours, 95)),
         "TTFT p50": nearest_rank(ttft, 50),
         "TTFT p95": nearest_rank(ttft, 95),
         "cached %": 100 * sum(record.cached_tokens or 0 for record in records) / prompt,
