@@ -3,13 +3,11 @@ weigh neither where models and KV are nor what a further replica costs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
+from alipes.gateway.routing.choice import CallsOn, fewest_calls
 from alipes.gateway.routing.decision import CallShape, Candidate, Policy, Why
-
-CallsOn = Callable[[str], int]
-"""Calls that are placed on an instance now."""
 
 
 class Baseline(Protocol):
@@ -28,7 +26,7 @@ class LeastPressure:
     def choose(
         self, call: CallShape, candidates: Sequence[Candidate], calls_on: CallsOn
     ) -> Candidate | None:
-        return _fewest_calls(candidates, calls_on)
+        return fewest_calls(candidates, calls_on)
 
     def forget(self, branch: bytes) -> None:
         """Nothing is kept."""
@@ -52,7 +50,7 @@ class SessionSticky:
                 return candidate
             if candidate.why.busy:
                 return None
-        best = _fewest_calls(candidates, calls_on)
+        best = fewest_calls(candidates, calls_on)
         if best is not None and call.branch:
             self._pins[call.branch] = best.instance
         return best
@@ -70,8 +68,3 @@ def baseline(policy: Policy) -> Baseline | None:
             return SessionSticky()
         case "residency":
             return None
-
-
-def _fewest_calls(candidates: Sequence[Candidate], calls_on: CallsOn) -> Candidate | None:
-    admitted = [candidate for candidate in candidates if candidate.admitted]
-    return min(admitted, key=lambda c: (calls_on(c.instance), c.instance), default=None)

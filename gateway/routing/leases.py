@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -36,6 +37,14 @@ class LeaseCounts(msgspec.Struct, frozen=True):
     live: int = 0
 
 
+@dataclass(slots=True)
+class _Held:
+    """The leases of one instance and the sum of their charges."""
+
+    leases: dict[bytes, Lease] = field(default_factory=dict)
+    charge: float = 0.0
+
+
 class LeaseTable:
     """The live leases, at most one for each branch.
 
@@ -44,7 +53,7 @@ class LeaseTable:
 
     def __init__(self) -> None:
         self._live: dict[bytes, Lease] = {}
-        self._on: dict[str, dict[bytes, Lease]] = defaultdict(dict)
+        self._on: dict[str, _Held] = {}
         self._models: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
 
@@ -63,7 +72,9 @@ class LeaseTable:
         """A call of the branch finished; an earlier lease of the branch is discarded."""
         self.discard(lease.branch)
         self._live[lease.branch] = lease
-        self._on[lease.instance][lease.branch] = lease
+        there = self._on.setdefault(lease.instance, _Held())
+        there.leases[lease.branch] = lease
+        there.charge += lease.charge
         self._models[lease.model] += 1
         self._counts["installed"] += 1
 
@@ -95,13 +106,17 @@ class LeaseTable:
 
     def lost(self, instance: str) -> None:
         """The instance, or this run of it, is gone with the KV that its leases stand for."""
-        for branch in list(self._on.get(instance, ())):
+        there = self._on.get(instance)
+        for branch in list(there.leases) if there else ():
             self._end(branch, "discarded")
 
     def charge(self, instance: str, but: bytes = b"") -> float:
         """Seconds held on an instance, without those for the branch ``but``."""
-        there = self._on.get(instance, {})
-        return sum(lease.charge for branch, lease in there.items() if branch != but)
+        there = self._on.get(instance)
+        if there is None:
+            return 0.0
+        own = there.leases.get(but)
+        return max(0.0, there.charge - own.charge) if own else there.charge
 
     def counts(self, now: int) -> LeaseCounts:
         """Those whose time is over count as expired, whether they were removed yet or not."""
@@ -111,8 +126,10 @@ class LeaseTable:
 
     def _end(self, branch: bytes, how: str) -> None:
         lease = self._live.pop(branch)
-        del self._on[lease.instance][branch]
-        if not self._on[lease.instance]:
+        there = self._on[lease.instance]
+        del there.leases[branch]
+        there.charge -= lease.charge
+        if not there.leases:
             del self._on[lease.instance]
         self._models[lease.model] -= 1
         if not self._models[lease.model]:

@@ -3,17 +3,22 @@
     gain(m, j) > T_swap(m, j) + mu_j * dW_m + nu
 
 All in seconds. ``gain`` is the waiting, summed over the calls of a control window, that the
-replica is predicted to save; ``T_swap`` the measured switch; ``mu_j`` what a GiB displaced on the
+replica is predicted to save, and what the call at hand saves where its KV is nearer; ``T_swap`` the measured switch; ``mu_j`` what a GiB displaced on the
 instance costs to bring back; ``dW_m`` the model's weights in GiB; ``nu`` the penalty for every
 replica.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import exp
 
-from alipes.gateway.routing.decision import Candidate
+from msgspec.structs import replace
+
+from alipes.gateway.routing.decision import Candidate, RouterSettings, Why
+from alipes.gateway.routing.instances import SECOND, InstanceState
+from alipes.gateway.routing.profiles import CostProfiles
 from alipes.instance.contract import Estimate, ModelReport, Occupancy
 
 GIB = 1 << 30
@@ -23,14 +28,14 @@ class ArrivalRates:
     """Observed calls per second of each model: a count that decays over the control window."""
 
     def __init__(self, window: float) -> None:
-        self._window = window * 1e9
+        self._window = window * SECOND
         self._counts: dict[str, tuple[float, int]] = {}
 
     def arrived(self, model: str, now: int) -> None:
         self._counts[model] = (self._decayed(model, now) + 1, now)
 
     def per_second(self, model: str, now: int) -> float:
-        return self._decayed(model, now) / self._window * 1e9
+        return self._decayed(model, now) / self._window * SECOND
 
     def _decayed(self, model: str, now: int) -> float:
         count, then = self._counts.get(model, (0.0, now))
@@ -58,17 +63,18 @@ def waiting(queue: float, service: float, demand: Demand) -> float:
 
 
 def gain(demand: Demand, hosts: int, host: Candidate, fresh: Candidate) -> float:
-    """Waiting that a replica at ``fresh`` saves. Calls are shared evenly, at least one goes to
-    the replica; every one of the ``hosts`` instances that have the model is taken to be as free
-    as ``host``, the freest, so that the gain is not overrated."""
+    """Seconds that a replica at ``fresh`` saves: of waiting, and of the call's own prefill and
+    recovery. Calls are shared evenly, at least one goes to the replica; every one of the
+    ``hosts`` instances that have the model is taken to be as free as ``host``, the freest, so
+    that the gain is not overrated."""
     own, there = host.prefill + host.recovery, fresh.prefill + fresh.recovery
     moved = max(1.0, demand.burst / (hosts + 1))
     rate, window = demand.rate / (hosts + 1), demand.window
     alone = Demand(demand.burst / hosts, demand.rate / hosts, window)
     relieved = Demand((demand.burst - moved) / hosts, rate, window)
-    after = hosts * waiting(host.queue, own, relieved)
-    after += waiting(fresh.queue, there, Demand(moved, rate, window))
-    return hosts * waiting(host.queue, own, alone) - after
+    before = hosts * waiting(host.queue, own, alone) + own
+    after = hosts * waiting(host.queue, own, relieved) + there
+    return before - after - waiting(fresh.queue, there, Demand(moved, rate, window))
 
 
 def memory_price(
@@ -82,6 +88,57 @@ def memory_price(
     return per_byte * GIB * (1 - occupancy.free / occupancy.total)
 
 
-def opening_cost(switch: float, price: float, weight_bytes: int, penalty: float) -> float:
-    """The right side of Eq. 2."""
-    return switch + price * weight_bytes / GIB + penalty
+class Replicas:
+    """Keeps calls from opening a model where that gains nothing."""
+
+    def __init__(self, settings: RouterSettings, profiles: CostProfiles) -> None:
+        self._window = settings.control_window
+        self._penalty = settings.replica_penalty
+        self._profiles = profiles
+        self._arrivals = ArrivalRates(settings.control_window)
+
+    def arrived(self, model: str, now: int) -> None:
+        self._arrivals.arrived(model, now)
+
+    def screen(
+        self,
+        model: str,
+        candidates: tuple[Candidate, ...],
+        instances: Mapping[str, InstanceState],
+        burst: int,
+        now: int,
+    ) -> tuple[Candidate, ...]:
+        """The candidates, those marked that would be further replicas without gain; ``burst``
+        calls are here or about to return.
+
+        Where no instance that has the model has room, opening it elsewhere is the only way on:
+        then every instance with room stays, so that no call waits beside an idle one.
+        """
+        hosts = [c for c in candidates if c.admitted and not c.opens]
+        if not hosts:
+            return candidates
+        demand = Demand(burst, self._arrivals.per_second(model, now), self._window)
+        freest = min(hosts, key=lambda c: c.queue)
+        return tuple(
+            replace(c, admitted=False, why=Why.NO_GAIN)
+            if c.admitted
+            and c.opens
+            and gain(demand, len(hosts), freest, c) <= self._cost(instances[c.instance], model, c)
+            else c
+            for c in candidates
+        )
+
+    def _cost(self, instance: InstanceState, model: str, candidate: Candidate) -> float:
+        """The right side of Eq. 2."""
+        weights = instance.reports[model].weight_bytes / GIB
+        return candidate.activation + self._price(instance) * weights + self._penalty
+
+    def _price(self, instance: InstanceState) -> float:
+        shown, hello = instance.snapshot, instance.hello
+        if shown is None or hello is None:
+            return 0.0
+        displaced = instance.reports.get(shown.active_model)
+        cost = self._profiles.of(instance.name).get(shown.active_model)
+        if displaced is None or cost is None:
+            return 0.0
+        return memory_price(displaced, cost, shown.occupancy, hello.block_tokens)

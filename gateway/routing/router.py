@@ -7,9 +7,9 @@ float seconds. What happens depends on nothing but the events and their times.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from alipes.gateway.routing import overload
+from alipes.gateway.routing import choice, overload
 from alipes.gateway.routing.admission import longest_call
 from alipes.gateway.routing.appraisal import Appraiser
 from alipes.gateway.routing.baselines import baseline
@@ -27,9 +27,12 @@ from alipes.gateway.routing.decision import (
 )
 from alipes.gateway.routing.instances import SECOND, InstanceState
 from alipes.gateway.routing.leases import Lease, LeaseTable
+from alipes.gateway.routing.replica import Replicas
+from alipes.gateway.routing.reservations import Reservations
+from alipes.gateway.routing.returns import Returns
 from alipes.gateway.routing.tally import Tally
 from alipes.gateway.routing.waiting import WaitingCalls
-from alipes.instance.contract import BlocksRemoved, BlocksStored, Hello, Pool, Snapshot
+from alipes.instance.contract import BlocksRemoved, BlocksStored, Hello, Snapshot
 
 
 class Router:
@@ -52,9 +55,11 @@ class Router:
         self._placed: dict[bytes, tuple[CallShape, InstanceState]] = {}
         self._leases = LeaseTable()
         self._appraiser = Appraiser(self._settings, self._leases)
+        self._returns = Returns(self._settings.lease_seconds, self._leases, self._appraiser)
+        self._replicas = Replicas(self._settings, self._appraiser.profiles)
         self._baseline = baseline(self._settings.policy)
         self._tally = Tally()
-        self._reserved: dict[str, frozenset[str]] = {}
+        self._reserved = Reservations()
         self._stirred = False
 
     # --- what happens to instances ---------------------------------------------------------------
@@ -121,18 +126,25 @@ class Router:
         if refusal is not None:
             return refusal
         self._leases.expire(now)
-        answer = self._honour_lease(call, now) or self._place_by_cost(call, now)
-        self._appraiser.arrived(call.model, now)
+        held = self._leases.of(call.branch, now)
+        returned = self._returns.take(call, self._instances, now)
+        self._stirred |= held is not None
+        if returned is None:
+            answer = self._place_anew(call, now)
+        else:
+            candidate = self._appraiser.cost(returned, call)
+            answer = self._put(call, candidate, Reason.LEASE, (candidate,), now)
+        self._replicas.arrived(call.model, now)
         return answer
 
-    def _place_by_cost(self, call: CallShape, now: int) -> Placement | Wait | Reject:
+    def _place_anew(self, call: CallShape, now: int) -> Placement | Wait | Reject:
         if self._waiting.waits(call.model):
             return self._queue(call, Reason.BEHIND, (), now)
         candidates = self._candidates(call, now)
         placement = self._choose(call, candidates, now)
         if placement is not None:
             return placement
-        return self._queue(call, _waits_for(candidates), candidates, now)
+        return self._queue(call, choice.waits_for(candidates), candidates, now)
 
     def retry(self, now: int) -> list[Placement | Reject]:
         """Queued calls that can go now, and those that have waited too long."""
@@ -144,7 +156,7 @@ class Router:
         if not self._stirred:
             return answers
         self._stirred = False
-        self._reserved = {}
+        self._reserved.clear()
         for queued in self._waiting.heads():
             answers += self._retry_model(queued.call.model, now)
         return answers
@@ -164,7 +176,7 @@ class Router:
         self.released(call_id, now)
         self._appraiser.finished(call.model, completion.completion_tokens)
         self._tally.finished(call, instance.name)
-        self._install_lease(call, instance, completion, now)
+        self._returns.finished(call, instance, completion, now)
 
     def released(self, call_id: bytes, now: int) -> None:
         """The call is over, wherever it was: cancelled, failed or given up. A second time does
@@ -226,49 +238,6 @@ class Router:
             self._leases.counts(now),
         )
 
-    # --- leases (Algorithm 1, lines 1 to 9; the completion hook of 4.1) ---------------------------
-
-    def _honour_lease(self, call: CallShape, now: int) -> Placement | None:
-        """Consume the branch's live lease where it is good for something, else discard it. A
-        stale state or a missed beat keeps only unreserved calls away. On a hot instance a lease
-        charges load and no more: it has done so when the call arrives."""
-        lease = self._leases.of(call.branch, now)
-        if lease is None or lease.model != call.model:
-            return None
-        instance = self._instances[lease.instance]
-        self._stirred = True
-        if not self._appraiser.honours(lease, call, instance):
-            self._leases.discard(call.branch)
-            return None
-        self._leases.consume(call.branch)
-        if instance.hello is not None and instance.hello.pool is Pool.HOT:
-            return None
-        candidate = self._appraiser.cost(instance, call)
-        return self._put(call, candidate, Reason.LEASE, (candidate,), now)
-
-    def _install_lease(
-        self, call: CallShape, instance: InstanceState, completion: Completion, now: int
-    ) -> None:
-        """A place for the branch's next call, where its prefix is; none without a prefix to come
-        back to, nor where no call may come."""
-        seconds, hello = self._settings.lease_seconds, instance.hello
-        if call.final or not call.branch or not completion.prefix or seconds <= 0:
-            return
-        if hello is None or not instance.healthy:
-            return
-        self._leases.install(
-            Lease(
-                branch=call.branch,
-                model=call.model,
-                instance=instance.name,
-                incarnation=hello.incarnation,
-                prefix=completion.prefix,
-                prefix_tokens=completion.prefix_tokens,
-                expires=now + int(seconds * SECOND),
-                charge=self._appraiser.admission_unit(call.model),
-            )
-        )
-
     # --- decisions (Algorithm 1, lines 10 to 25) --------------------------------------------------
 
     def _refusal(self, call: CallShape) -> Reject | None:
@@ -281,30 +250,27 @@ class Router:
         return [self._instances[name] for name in self._known[model]]
 
     def _candidates(self, call: CallShape, now: int) -> tuple[Candidate, ...]:
-        reserved = self._reserved_for(call.model)
+        reserved = self._reserved.against(call.model)
         candidates = tuple(
             self._appraiser.candidate(instance, call, instance.name in reserved, now)
             for instance in self._serving(call.model)
         )
         if self._baseline is not None:
             return candidates
-        queued = self._waiting.waits(call.model)
-        return self._appraiser.without_gainless(call, candidates, self._instances, queued, now)
+        burst = max(1, self._waiting.waits(call.model)) + self._leases.live(call.model)
+        return self._replicas.screen(call.model, candidates, self._instances, burst, now)
 
     def _choose(
         self, call: CallShape, candidates: tuple[Candidate, ...], now: int
     ) -> Placement | None:
-        """The admitted candidate of least cost gets the call; equals are told apart by the
-        calls they have, then by name."""
-        if self._baseline is not None:
-            best = self._baseline.choose(call, candidates, self._calls_on)
+        if self._baseline is None:
+            best = choice.least_cost(candidates, self._calls_on)
         else:
-            admitted = [candidate for candidate in candidates if candidate.admitted]
-            key = lambda c: (c.total, self._calls_on(c.instance), c.instance)  # noqa: E731
-            best = min(admitted, key=key, default=None)
+            best = self._baseline.choose(call, candidates, self._calls_on)
         if best is None:
             return None
-        reason = self._reason(call.model, best, candidates)
+        active = {i.name for i in self._serving(call.model) if i.has_active(call.model)}
+        reason = choice.reason(best, candidates, active)
         return self._put(call, best, reason, candidates, now)
 
     def _calls_on(self, name: str) -> int:
@@ -333,20 +299,6 @@ class Router:
         self._tally.placed(call, instance.name, chosen.opens, elsewhere)
         return Placement(call.call_id, instance.name, reason, candidates)
 
-    def _reason(self, model: str, best: Candidate, candidates: Iterable[Candidate]) -> Reason:
-        rivals = [c for c in candidates if c is not best]
-        if not rivals:
-            return Reason.ONLY
-        if any(c.why.busy and 0 < c.total < best.total for c in rivals):
-            return Reason.SPILL
-        if not self._is_active(best, model):
-            return Reason.SWITCH
-        shared = any(c.admitted and self._is_active(c, model) for c in rivals)
-        return Reason.LEAST_COST if shared else Reason.ACTIVE
-
-    def _is_active(self, candidate: Candidate, model: str) -> bool:
-        return self._instances[candidate.instance].has_active(model)
-
     # --- overload (line 21) -----------------------------------------------------------------------
 
     def _queue(
@@ -368,29 +320,14 @@ class Router:
                 candidates = self._candidates(call, now)
                 placement = self._choose(call, candidates, now)
                 if placement is None:
-                    self._reserve(model, candidates, now - queued.arrived)
+                    waited = now - queued.arrived
+                    self._reserved.keep(model, candidates, self._instances, waited)
                     break
                 answers.append(placement)
             else:
                 answers.append(answer)
             self._waiting.remove(call.call_id)
         return answers
-
-    def _reserve(self, model: str, candidates: Iterable[Candidate], waited: int) -> None:
-        names = set()
-        for candidate in candidates:
-            hello = self._instances[candidate.instance].hello
-            if hello is None or not candidate.why.busy or candidate.why is Why.RESERVED:
-                continue
-            if waited > hello.targets.gamma * hello.targets.ttft * SECOND:
-                names.add(candidate.instance)
-        if names:
-            self._reserved[model] = frozenset(names)
-
-    def _reserved_for(self, model: str) -> frozenset[str]:
-        """Instances kept for calls of other models that have waited too long."""
-        others = (names for holder, names in self._reserved.items() if holder != model)
-        return frozenset().union(*others)
 
     def _timed_out(self, call: CallShape, now: int) -> Reject:
         conditions = {
@@ -403,7 +340,3 @@ class Router:
     def _retry_after(self, call: CallShape, now: int) -> float:
         serving, profiles = self._serving(call.model), self._appraiser.profiles
         return overload.retry_after(serving, profiles, self._settings, now)
-
-
-def _waits_for(candidates: Iterable[Candidate]) -> Reason:
-    return Reason.BUSY if any(c.why.busy for c in candidates) else Reason.NO_INSTANCE
