@@ -9,7 +9,7 @@ from alipes.gateway.routing.directory import BlockDirectory, Locality
 from alipes.gateway.routing.instances import InstanceState
 from alipes.gateway.routing.leases import LeaseTable
 from alipes.gateway.routing.overlay import Charge
-from alipes.gateway.routing.predict import MovingMeans, OutputLengths
+from alipes.gateway.routing.predict import TYPICAL, MovingMeans, OutputLengths
 from alipes.gateway.routing.profiles import CostProfiles
 
 
@@ -23,13 +23,13 @@ class Appraiser:
         self._settings = settings
         self._leases = leases
         self._lengths = OutputLengths()
-        self._units = MovingMeans(0.1)
+        self._units = MovingMeans(TYPICAL)
 
     # --- what is learned ---
 
     def placed(self, call: CallShape, candidate: Candidate) -> None:
         """A continuation's predicted seconds are what a lease of its model will charge."""
-        if call.known_tokens and candidate.why is not Why.NO_ESTIMATE:
+        if call.known_tokens:
             self._units.observe(call.model, candidate.prefill + candidate.recovery)
 
     def finished(self, model: str, completion_tokens: int) -> None:

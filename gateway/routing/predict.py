@@ -11,6 +11,9 @@ from math import ceil, inf
 
 from alipes.instance.contract import Estimate, Load, Targets
 
+TYPICAL = 0.1
+"""Weight of the newest call in what calls of a model are taken to be like: the last ten or so."""
+
 
 def prefill_seconds(cost: Estimate, tokens: int, chunk: int, start: int = 0) -> float:
     """Computing ``tokens`` tokens of a prompt from position ``start`` on, chunk by chunk."""
@@ -146,7 +149,7 @@ class MovingMeans:
 class OutputLengths:
     """Typical completion length of each model."""
 
-    def __init__(self, weight: float = 0.1) -> None:
+    def __init__(self, weight: float = TYPICAL) -> None:
         self._means = MovingMeans(weight)
 
     def finished(self, model: str, tokens: int) -> None:

@@ -3,21 +3,22 @@
     gain(m, j) > T_swap(m, j) + mu_j * dW_m + nu
 
 All in seconds. ``gain`` is the waiting, summed over the calls of a control window, that the
-replica is predicted to save, and what the call at hand saves where its KV is nearer; ``T_swap`` the measured switch; ``mu_j`` what a GiB displaced on the
-instance costs to bring back; ``dW_m`` the model's weights in GiB; ``nu`` the penalty for every
-replica.
+replica is predicted to save, and what the call at hand saves where its KV is nearer; ``T_swap``
+the measured switch; ``mu_j`` what a GiB displaced on the instance costs to bring back; ``dW_m``
+the model's weights in GiB; ``nu`` the penalty for every replica.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from alipes.gateway.routing.decision import Candidate, RouterSettings, Why
 from alipes.gateway.routing.instances import SECOND, InstanceState
+from alipes.gateway.routing.predict import TYPICAL, MovingMeans
 from alipes.gateway.routing.profiles import CostProfiles
 from alipes.instance.contract import Estimate, ModelReport, Occupancy
 
@@ -45,17 +46,19 @@ class ArrivalRates:
 @dataclass(frozen=True, slots=True)
 class Demand:
     """Calls of a model in the control window of ``window`` seconds: ``burst`` of them at once
-    (this one, those queued here, sessions about to return), then ``rate`` a second."""
+    (this one, those queued here, sessions about to return), then ``rate`` a second. Each keeps an
+    instance busy for ``service`` seconds."""
 
     burst: float
     rate: float
+    service: float
     window: float
 
 
-def waiting(queue: float, service: float, demand: Demand) -> float:
-    """Waiting seconds, summed over the calls of the window, where each call keeps one instance
-    busy for ``service`` seconds after the first ``queue`` seconds: a fluid queue."""
-    burst, rate = demand.burst, demand.rate
+def waiting(queue: float, demand: Demand) -> float:
+    """Waiting seconds, summed over the calls of the window, on one instance that is free after
+    ``queue`` seconds: a fluid queue."""
+    burst, rate, service = demand.burst, demand.rate, demand.service
     pairs = max(0.0, burst * (burst - 1) / 2)
     backlog, drain = queue + burst * service, 1 - rate * service
     busy = demand.window if drain <= 0 else min(demand.window, backlog / drain)
@@ -67,14 +70,13 @@ def gain(demand: Demand, hosts: int, host: Candidate, fresh: Candidate) -> float
     recovery. Calls are shared evenly, at least one goes to the replica; every one of the
     ``hosts`` instances that have the model is taken to be as free as ``host``, the freest, so
     that the gain is not overrated."""
-    own, there = host.prefill + host.recovery, fresh.prefill + fresh.recovery
     moved = max(1.0, demand.burst / (hosts + 1))
-    rate, window = demand.rate / (hosts + 1), demand.window
-    alone = Demand(demand.burst / hosts, demand.rate / hosts, window)
-    relieved = Demand((demand.burst - moved) / hosts, rate, window)
-    before = hosts * waiting(host.queue, own, alone) + own
-    after = hosts * waiting(host.queue, own, relieved) + there
-    return before - after - waiting(fresh.queue, there, Demand(moved, rate, window))
+    alone = replace(demand, burst=demand.burst / hosts, rate=demand.rate / hosts)
+    rate = demand.rate / (hosts + 1)
+    relieved = replace(demand, burst=(demand.burst - moved) / hosts, rate=rate)
+    saved = hosts * (waiting(host.queue, alone) - waiting(host.queue, relieved))
+    saved -= waiting(fresh.queue, replace(demand, burst=moved, rate=rate))
+    return saved + (host.prefill + host.recovery) - (fresh.prefill + fresh.recovery)
 
 
 def memory_price(
@@ -96,9 +98,14 @@ class Replicas:
         self._penalty = settings.replica_penalty
         self._profiles = profiles
         self._arrivals = ArrivalRates(settings.control_window)
+        self._services = MovingMeans(TYPICAL)
 
     def arrived(self, model: str, now: int) -> None:
         self._arrivals.arrived(model, now)
+
+    def placed(self, model: str, chosen: Candidate) -> None:
+        """Calls yet to come are taken to cost what those before did."""
+        self._services.observe(model, chosen.prefill + chosen.recovery)
 
     def screen(
         self,
@@ -117,10 +124,11 @@ class Replicas:
         hosts = [c for c in candidates if c.admitted and not c.opens]
         if not hosts:
             return candidates
-        demand = Demand(burst, self._arrivals.per_second(model, now), self._window)
+        rate, service = self._arrivals.per_second(model, now), self._services.of(model) or 0.0
+        demand = Demand(burst, rate, service, self._window)
         freest = min(hosts, key=lambda c: c.queue)
         return tuple(
-            replace(c, admitted=False, why=Why.NO_GAIN)
+            structs.replace(c, admitted=False, why=Why.NO_GAIN)
             if c.admitted
             and c.opens
             and gain(demand, len(hosts), freest, c) <= self._cost(instances[c.instance], model, c)

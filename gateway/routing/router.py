@@ -295,7 +295,9 @@ class Router:
         charge = self._appraiser.charge(call, chosen.device_tokens, chosen.host_tokens)
         instance.place(call.call_id, charge)
         self._placed[call.call_id] = (call, instance)
-        self._appraiser.placed(call, chosen)
+        if chosen.why is not Why.NO_ESTIMATE:
+            self._appraiser.placed(call, chosen)
+            self._replicas.placed(call.model, chosen)
         self._tally.placed(call, instance.name, chosen.opens, elsewhere)
         return Placement(call.call_id, instance.name, reason, candidates)
 
