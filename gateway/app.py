@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import secrets
 import signal
 import sys
 import time
@@ -24,6 +25,7 @@ from alipes.gateway.fleet.link import Fleet
 from alipes.gateway.http import HttpServer
 from alipes.gateway.routing.decision import RouterSettings
 from alipes.gateway.routing.router import Router
+from alipes.gateway.routing.sessions import SessionTable
 from alipes.gateway.telemetry.metrics import Metrics
 from alipes.gateway.telemetry.record import log_calls_to
 from alipes.gateway.text.model import ModelText
@@ -51,7 +53,11 @@ class Gateway:
         settings = cluster.gateway
         self.metrics = Metrics(cluster.models, cluster.instances)
         self.router = Router(_serving(cluster), _router_settings(cluster))
-        self.dispatcher = Dispatcher(self.router, self._send, time.monotonic_ns, self.metrics)
+        limits = settings.limits
+        sessions = SessionTable(limits.sessions, limits.session_idle, secrets.token_bytes)
+        self.dispatcher = Dispatcher(
+            self.router, sessions, self._send, time.monotonic_ns, self.metrics
+        )
         self.fleet = Fleet(endpoint, frozenset(cluster.instances), self.dispatcher)
         self.launcher = Launcher(launch_specs, self._process_state)
         self.app = build_app(cluster, texts, self.dispatcher, self.metrics)

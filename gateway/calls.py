@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Final
 
 from alipes.gateway.routing.decision import Placement
-from alipes.gateway.routing.identity import Claim
+from alipes.gateway.routing.identity import NO_CLAIM, Claim
 from alipes.instance.contract import Drawn, Finished, Sampling, Started, TokenIds
 
 CLIENT: Final = -1
@@ -19,7 +19,8 @@ CLIENT: Final = -1
 class CallRequest:
     """One sequence to generate: ``tokens`` (n,) int32 is the whole prompt, ``forced`` int32
     little-endian ids that replace draws. ``sampling.seed`` is set. ``claim`` is what the client
-    says of its session."""
+    says of its session, whose next prompt begins with the first ``stem`` ids of this one. A
+    ``whole`` answer is not shown before its end, so that it may be begun anew."""
 
     model: str
     tenant: str
@@ -28,7 +29,9 @@ class CallRequest:
     sampling: Sampling
     stop_ids: tuple[int, ...] = ()
     forced: bytes = b""
-    claim: Claim = Claim()
+    claim: Claim = NO_CLAIM
+    stem: int = 0
+    whole: bool = False
 
 
 class FailureKind(StrEnum):
@@ -59,7 +62,12 @@ class ClientLeft:
     """The client closed its connection."""
 
 
-CallEvent = Placement | Started | Drawn | Finished | CallFailure | ClientLeft
+@dataclass(frozen=True, slots=True)
+class Restarted:
+    """The call begins anew, on another instance: what it has drawn counts for nothing."""
+
+
+CallEvent = Placement | Started | Drawn | Finished | Restarted | CallFailure | ClientLeft
 
 
 class Inbox:

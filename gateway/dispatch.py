@@ -2,9 +2,9 @@
 
 The dispatcher owns every call that is queued or runs. It asks the router where a call goes,
 sends it there, and hands what comes back to the inbox of the client request. A call whose
-instance dies or turns out to be full before the first token is placed again; the client never
-notices. Every attempt has a call id of its own, so that a late message of an earlier attempt
-finds nobody.
+instance dies or turns out to be full before the first token is placed again, one whose answer is
+to be whole even after it; the client never notices. It stays the same call of its session. Every
+attempt has a call id of its own, so that a late message of an earlier attempt finds nobody.
 """
 
 from __future__ import annotations
@@ -13,11 +13,21 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, Protocol
 
-from alipes.gateway.calls import CallEvent, CallFailure, CallRequest, FailureKind, Inbox
+import numpy as np
+from msgspec.structs import replace
+
+from alipes.gateway.calls import (
+    CallEvent,
+    CallFailure,
+    CallRequest,
+    FailureKind,
+    Inbox,
+    Restarted,
+)
 from alipes.gateway.routing.decision import (
     CallShape,
     Completion,
@@ -26,9 +36,14 @@ from alipes.gateway.routing.decision import (
     RejectKind,
     Wait,
 )
+from alipes.gateway.routing.identity import Claim
 from alipes.gateway.routing.router import Router
+from alipes.gateway.routing.sessions import SessionCall, SessionTable
 from alipes.gateway.telemetry.metrics import Metrics
 from alipes.instance.contract import (
+    BLOCK_TOKENS,
+    BlocksRemoved,
+    BlocksStored,
     Cancel,
     Drain,
     Failed,
@@ -69,20 +84,34 @@ class LiveCall:
     request: CallRequest
     index: int
     inbox: Inbox
+    session: SessionCall
     call_id: bytes = b""
     stage: Stage = Stage.QUEUED
     instance: str = ""
     attempts: int = 0
     done: bool = False
+    drawn: list[int] = field(default_factory=list)
+    cached_tokens: int = 0
+
+    @property
+    def claim(self) -> Claim:
+        """What leads to the call's session and branch."""
+        return replace(self.request.claim, session=self.session.session)
 
 
 class Dispatcher:
     """Implements the fleet's sink. Lives on the event loop; ``clock`` counts nanoseconds."""
 
     def __init__(
-        self, router: Router, fleet_send: Send, clock: Callable[[], int], metrics: Metrics
+        self,
+        router: Router,
+        sessions: SessionTable,
+        fleet_send: Send,
+        clock: Callable[[], int],
+        metrics: Metrics,
     ) -> None:
         self.router = router
+        self.sessions = sessions
         self.decisions: deque[Placement] = deque(maxlen=DECISIONS_KEPT)
         self._send = fleet_send
         self._clock = clock
@@ -109,7 +138,16 @@ class Dispatcher:
 
     def submit(self, request: CallRequest, index: int, inbox: Inbox) -> LiveCall:
         """Place the call or queue it; its events go to ``inbox`` under ``index``."""
-        call = LiveCall(request, index, inbox)
+        session = self.sessions.begin(
+            request.tenant,
+            request.model,
+            request.claim,
+            request.tokens,
+            request.stem,
+            self._clock(),
+        )
+        call = LiveCall(request, index, inbox, session)
+        self._forget_branches()
         self._place(call)
         self.tick()
         return call
@@ -120,6 +158,19 @@ class Dispatcher:
             return
         if call.instance:
             self._send(call.instance, Cancel(call.call_id))
+        self._end(call)
+        self.tick()
+
+    def satisfied(self, call: LiveCall) -> None:
+        """As ``cancel``, for a call whose client has all it wants: it counts as finished."""
+        if call.done or call.stage is not Stage.STREAMING:
+            # What the client has is of an attempt whose instance is gone.
+            self.cancel(call)
+            return
+        self._send(call.instance, Cancel(call.call_id))
+        keys = call.session.path.keys(self._kv_format(call.instance, call.request.model))
+        prefix = Completion(len(call.drawn), keys[-1] if keys else b"", len(keys) * BLOCK_TOKENS)
+        self._complete(call, prefix)
         self._end(call)
         self.tick()
 
@@ -158,6 +209,12 @@ class Dispatcher:
         if isinstance(body, Tokens):
             self._tokens(body)
             return
+        if isinstance(body, BlocksStored):
+            self.router.stored(name, body)
+            return
+        if isinstance(body, BlocksRemoved):
+            self.router.removed(name, body)
+            return
         if isinstance(body, Snapshot):
             self._snapshots[name] = body
             self._metrics.snapshot(name, body)
@@ -190,18 +247,34 @@ class Dispatcher:
             call = self._live.get(drawn.call_id)
             if call is not None:
                 call.stage = Stage.STREAMING
+                call.drawn.append(drawn.token)
                 call.inbox.post(call.index, drawn)
 
     def _started(self, started: Started) -> None:
         call = self._live.get(started.call_id)
         if call is not None:
+            call.cached_tokens = started.cached_tokens
             self.router.started(call.call_id, self._clock())
             call.inbox.post(call.index, started)
 
     def _finished(self, finished: Finished) -> None:
         call = self._live.get(finished.call_id)
-        if call is not None:
-            self._end(call, finished, finished.completion_tokens)
+        if call is None:
+            return
+        call.cached_tokens = finished.cached_tokens
+        self._complete(
+            call, Completion(finished.completion_tokens, finished.prefix, finished.prefix_tokens)
+        )
+        self._end(call, finished)
+
+    def _complete(self, call: LiveCall, completion: Completion) -> None:
+        """The call has what it was for: its session goes on from here."""
+        now = self._clock()
+        self.router.complete(call.call_id, now, completion)
+        reply = np.array(call.drawn, np.int32)
+        self.sessions.finished(
+            call.session, call.instance, reply, call.cached_tokens, completion.prefix_tokens, now
+        )
 
     def _failed(self, failed: Failed) -> None:
         call = self._live.get(failed.call_id)
@@ -216,9 +289,13 @@ class Dispatcher:
     def _retry_or_fail(self, call: LiveCall, failure: CallFailure) -> None:
         """Place the call again unless the client has seen of it; where an instance was full or
         out of reach, only after a while, as the router learns of that later."""
-        if call.stage is Stage.STREAMING or call.attempts >= MAX_ATTEMPTS:
+        begun = call.stage is Stage.STREAMING
+        if (begun and not call.request.whole) or call.attempts >= MAX_ATTEMPTS:
             self._end(call, failure)
             return
+        if begun:
+            call.drawn.clear()
+            call.inbox.post(call.index, Restarted())
         self._metrics.replaced(call.instance)
         call.stage, call.instance = Stage.QUEUED, ""
         self.router.released(call.call_id, self._clock())
@@ -240,9 +317,18 @@ class Dispatcher:
         call.call_id = os.urandom(CALL_ID_BYTES)
         self._live[call.call_id] = call
         self._metrics.live_calls(len(self._live))
-        request = call.request
-        prompt, output = len(request.tokens), request.max_tokens
-        shape = CallShape(call.call_id, request.model, request.tenant, prompt, output)
+        request, session = call.request, call.session
+        shape = CallShape(
+            call_id=call.call_id,
+            model=request.model,
+            tenant=request.tenant,
+            prompt_tokens=len(request.tokens),
+            max_tokens=request.max_tokens,
+            branch=session.branch,
+            known_tokens=session.known_tokens,
+            final=session.final,
+            path=session.path,
+        )
         self._apply(call, self.router.place(shape, self._clock()))
 
     def _apply(self, call: LiveCall, outcome: Placement | Wait | Reject) -> None:
@@ -280,6 +366,9 @@ class Dispatcher:
             sampling=request.sampling,
             stop_ids=request.stop_ids,
             forced=request.forced,
+            branch=call.session.branch,
+            continuation=call.session.continuation,
+            final=call.session.final,
         )
 
     def _kv_format(self, instance: str, model: str) -> str:
@@ -288,17 +377,20 @@ class Dispatcher:
 
     # --- ends and wake-ups ---
 
-    def _end(
-        self, call: LiveCall, event: CallEvent | None = None, completion_tokens: int | None = None
-    ) -> None:
+    def _end(self, call: LiveCall, event: CallEvent | None = None) -> None:
+        """The call is over; without ``_complete`` before, it has come to nothing."""
         self._live.pop(call.call_id, None)
-        if completion_tokens is not None:
-            self.router.complete(call.call_id, self._clock(), Completion(completion_tokens))
         self.router.released(call.call_id, self._clock())
+        self.sessions.failed(call.session, self._clock())
+        self._forget_branches()
         call.done = True
         self._metrics.live_calls(len(self._live))
         if event is not None:
             call.inbox.post(call.index, event)
+
+    def _forget_branches(self) -> None:
+        for branch in self.sessions.gone(self._clock()):
+            self.router.forget(branch)
 
     def tick(self) -> None:
         """Send what can go now and arrange to be woken for the rest."""

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
-from alipes.gateway.routing.identity import Claim, Source
+from alipes.gateway.routing.identity import NO_CLAIM, Claim, Source
 
 LONGEST: Final = 128
 _PLAIN: Final = re.compile(rf"[\x21-\x7e]{{1,{LONGEST}}}")
@@ -62,15 +62,6 @@ CLIENTS: Final = (
 """In the order of precedence."""
 
 
-class SessionFields(msgspec.Struct):
-    """Fields by which an OpenAI-style body may name its session; of a wrong type they count for
-    nothing."""
-
-    session_id: Any = None
-    session_params: Any = None
-    prompt_cache_key: Any = None
-
-
 def claim_of(
     headers: Mapping[str, str],
     *,
@@ -82,17 +73,9 @@ def claim_of(
     """The claim of a request, from the strongest signal that it has. ``headers`` have lower-case
     names; the body's values may be anything. ``previous`` is the session and branch of the
     response that the request continues, where it names one."""
-    found = next(_claims(headers, body_session, cache_key, metadata_user_id, previous), Claim())
+    found = next(_claims(headers, body_session, cache_key, metadata_user_id, previous), NO_CLAIM)
     final = any(_is_true(headers.get(name, "")) for names in CLIENTS for name in names.final)
     return replace(found, final=final)
-
-
-def claim_of_fields(headers: Mapping[str, str], fields: SessionFields) -> Claim:
-    """As ``claim_of``, for a body with the usual fields."""
-    params = fields.session_params
-    nested = params.get("id") if isinstance(params, dict) else None
-    session = fields.session_id if client_id(fields.session_id) else nested
-    return claim_of(headers, body_session=session, cache_key=fields.prompt_cache_key)
 
 
 def client_id(value: Any) -> str:

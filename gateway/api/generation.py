@@ -15,10 +15,11 @@ from alipes.gateway.calls import (
     CallRequest,
     ClientLeft,
     Inbox,
+    Restarted,
 )
 from alipes.gateway.dispatch import Dispatcher, LiveCall
 from alipes.gateway.routing.decision import Placement
-from alipes.gateway.routing.identity import Claim
+from alipes.gateway.routing.identity import NO_CLAIM, Claim
 from alipes.gateway.telemetry.record import CallRecord
 from alipes.gateway.text.deltas import Delta, TextDelta, ToolStart
 from alipes.gateway.text.model import ModelText
@@ -40,7 +41,8 @@ class Job:
     """What a client asks for, in terms of no dialect. There are ``n`` choices for each prompt,
     numbered prompt by prompt; choice i draws with seed ``sampling.seed + i``. A prompt and its
     output have ``context`` tokens at most. ``chat`` says whether tool calls are looked for in
-    the output, ``claim`` what the client tells of its session."""
+    the output, ``claim`` what the client tells of its session. A next prompt begins with the
+    first ``stems[i]`` ids of prompt i; without stems with all of them."""
 
     text: ModelText
     prompts: tuple[TokenIds, ...]
@@ -53,14 +55,16 @@ class Job:
     forced: bytes = b""
     tools: list[dict[str, Any]] | None = None
     chat: bool = True
-    claim: Claim = Claim()
+    claim: Claim = NO_CLAIM
+    stems: tuple[int, ...] = ()
 
     @property
     def choices(self) -> int:
         return len(self.prompts) * self.n
 
-    def call(self, index: int, tenant: str) -> CallRequest:
-        tokens = self.prompts[index // self.n]
+    def call(self, index: int, tenant: str, claim: Claim, whole: bool) -> CallRequest:
+        prompt = index // self.n
+        tokens = self.prompts[prompt]
         sampling = self.sampling
         return CallRequest(
             model=self.text.name,
@@ -70,7 +74,9 @@ class Job:
             sampling=replace(sampling, seed=(sampling.seed + index) & SEED_MASK),
             stop_ids=() if self.ignore_eos else tuple(self.text.stop_ids),
             forced=self.forced,
-            claim=self.claim,
+            claim=claim,
+            stem=self.stems[prompt] if self.stems else len(tokens),
+            whole=whole,
         )
 
 
@@ -85,20 +91,24 @@ class Finish:
 @dataclass(frozen=True, slots=True)
 class Update:
     """What is new of one choice. ``drawn`` are the tokens behind ``deltas`` where the call
-    asked for logprobs. The last update of a choice has ``finish``."""
+    asked for logprobs. The last update of a choice has ``finish``. After a ``restart`` its
+    earlier ones count for nothing; only a generation that is to be whole has one."""
 
     index: int
     deltas: list[Delta]
     drawn: list[Drawn]
     finish: Finish | None = None
+    restart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Tokens of all choices together; a prompt counts once, whatever ``n`` is."""
+    """Tokens of all choices together; a prompt counts once, whatever ``n`` is. Of those
+    ``cached`` some were ``restored`` from an instance's host memory."""
 
     prompt: int
     cached: int
+    restored: int
     completion: int
 
 
@@ -170,17 +180,32 @@ class Generation:
         self._dispatcher = dispatcher
         self._record = record
         self._choices = [Choice(job, index) for index in range(job.choices)]
-        self._cached: dict[int, int] = {}
+        self._starts: dict[int, Started] = {}
         self._calls: list[LiveCall] = []
         self._open = job.choices
         self._broken: ApiError | ClientGoneError | None = None
         record.model = job.text.name
         record.prompt_tokens = self.usage.prompt
 
-    def start(self) -> None:
+    def start(self, whole: bool = False) -> None:
+        """Submit all calls. ``whole``: nothing is shown before the end. The choices of one prompt
+        are of one session."""
+        claim = self.job.claim
         for index in range(self.job.choices):
-            call = self.job.call(index, self._record.tenant)
-            self._calls.append(self._dispatcher.submit(call, index, self.inbox))
+            if index % self.job.n == 0:
+                claim = self.job.claim
+            request = self.job.call(index, self._record.tenant, claim, whole)
+            call = self._dispatcher.submit(request, index, self.inbox)
+            self._calls.append(call)
+            claim = call.claim
+        self._record.session = self.claim.session
+        self._record.branch = self._calls[0].session.branch.hex()
+        self._record.continuation = self._calls[0].session.continuation
+
+    @property
+    def claim(self) -> Claim:
+        """What leads to the session and branch of the first call, once started."""
+        return self._calls[0].claim if self._calls else self.job.claim
 
     def done(self) -> bool:
         """Whether every choice has ended."""
@@ -188,9 +213,12 @@ class Generation:
 
     @property
     def usage(self) -> Usage:
+        firsts = range(0, self.job.choices, self.job.n)
+        starts = [self._starts[index] for index in firsts if index in self._starts]
         return Usage(
             prompt=sum(len(tokens) for tokens in self.job.prompts),
-            cached=sum(self._cached.get(i, 0) for i in range(0, self.job.choices, self.job.n)),
+            cached=sum(start.cached_tokens for start in starts),
+            restored=sum(start.restored_tokens for start in starts),
             completion=sum(choice.tokens for choice in self._choices),
         )
 
@@ -219,6 +247,7 @@ class Generation:
             self._dispatcher.cancel(call)
         usage = self.usage
         self._record.cached_tokens = usage.cached
+        self._record.restored_tokens = usage.restored
         self._record.completion_tokens = usage.completion
 
     def _apply(self, index: int, event: CallEvent) -> Update | None:
@@ -235,6 +264,9 @@ class Generation:
             self._record.prefill = self._record.prefill or event.prefill
             self._open -= 1
             return choice.end(event.reason)
+        if isinstance(event, Restarted):
+            self._choices[index] = Choice(self.job, index)
+            return Update(index, [], [], restart=True)
         if isinstance(event, Started):
             self._start_of(index, event)
         else:
@@ -248,12 +280,13 @@ class Generation:
         update = choice.draw(drawn)
         if choice.finish is not None:
             self._open -= 1
-            self._dispatcher.cancel(self._calls[choice.index])
+            self._dispatcher.satisfied(self._calls[choice.index])
         return update
 
     def _start_of(self, index: int, started: Started) -> None:
         self.begun = True
-        self._cached[index] = started.cached_tokens
+        self._starts[index] = started
+        self._record.phase = self._record.phase or started.phase
         if not self._record.begun:
             self._record.begun = self._dispatcher.now()
 

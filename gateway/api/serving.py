@@ -98,15 +98,22 @@ class ClientWatch:
 
 
 async def run(exchange: Exchange, generation: Generation, take: Callable[[Update], object]) -> None:
-    """Run the generation to its end. Raises ``ApiError`` or ``ClientGoneError``."""
+    """Run the generation to its end, then ``take`` all that counts, choice by choice. Raises
+    ``ApiError`` or ``ClientGoneError``."""
+    updates: list[list[Update]] = [[] for _ in range(generation.job.choices)]
     async with ClientWatch(exchange, generation):
         try:
-            generation.start()
+            generation.start(whole=True)
             while not generation.done():
                 for update in await generation.step(_PATIENCE):
-                    take(update)
+                    if update.restart:
+                        updates[update.index].clear()
+                    updates[update.index].append(update)
         finally:
             generation.close()
+    for choice in updates:
+        for update in choice:
+            take(update)
 
 
 async def collect(exchange: Exchange, generation: Generation) -> list[Collected]:
@@ -138,12 +145,14 @@ async def stream(
 
 
 def placement_headers(generation: Generation) -> HeaderList:
-    if generation.placement is None:
-        return []
-    return [
-        (b"x-alipes-instance", generation.placement.instance.encode()),
-        (b"x-alipes-reason", str(generation.placement.reason).encode()),
-    ]
+    """Where the call runs, and its session. Ids of sessions are plain ASCII."""
+    headers: HeaderList = []
+    if session := generation.claim.session:
+        headers.append((b"x-alipes-session", session.encode()))
+    if generation.placement is not None:
+        headers.append((b"x-alipes-instance", generation.placement.instance.encode()))
+        headers.append((b"x-alipes-reason", str(generation.placement.reason).encode()))
+    return headers
 
 
 async def _until_settled(generation: Generation, keep_alive: float) -> list[Update]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -32,3 +33,6 @@ class Claim(msgspec.Struct, frozen=True):
     final: bool = False
     source: Source = Source.NEW
     weak: bool = False
+
+
+NO_CLAIM: Final = Claim()

@@ -10,8 +10,8 @@ idle branch that knows most of its prompt; where none knows it, the one used las
 
 from __future__ import annotations
 
-import random
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -33,7 +33,7 @@ SECOND: Final = 1_000_000_000
 class SessionCall:
     """A call between ``begin`` and its end. ``branch`` (16 bytes) is for router and instances;
     ``continuation``: an earlier call of the branch has finished, or this one goes on from one of
-    a sibling. The first ``known_tokens`` of the prompt were in that call."""
+    a sibling or the parent. The first ``known_tokens`` of the prompt were in that call."""
 
     session: str
     branch: bytes
@@ -76,20 +76,24 @@ class SessionView(msgspec.Struct, frozen=True):
 class SessionTable:
     """At most ``limit`` branches, beyond those with a call in flight, for ``idle`` seconds after
     their session's last use. When there are too many, the tenant with most sessions loses the one
-    it used longest ago. Paths take ``kept_bytes`` at most. ``rng`` draws the ids of sessions that
-    have none: a live gateway's must be unguessable."""
+    it used longest ago. Paths take ``kept_bytes`` at most. ``entropy`` gives so many random bytes:
+    of a live gateway unguessable ones, as they name sessions that come without an id."""
 
     def __init__(
-        self, limit: int, idle: float, rng: random.Random, kept_bytes: int = KEPT_BYTES
+        self,
+        limit: int,
+        idle: float,
+        entropy: Callable[[int], bytes],
+        kept_bytes: int = KEPT_BYTES,
     ) -> None:
         self._limit = limit
         self._idle = int(idle * SECOND)
-        self._rng = rng
+        self._entropy = entropy
         self._kept_bytes = kept_bytes
         self._sessions: dict[tuple[str, str], Session] = {}
         self._resting: dict[str, OrderedDict[Session, None]] = {}
         self._branches = 0
-        self._index: PrefixIndex[Record] = PrefixIndex(rng.getrandbits(64))
+        self._index: PrefixIndex[Record] = PrefixIndex(int.from_bytes(entropy(8), "little"))
         self._kept: OrderedDict[Record, int] = OrderedDict()
         self._kept_cost = 0
         self._gone: list[bytes] = []
@@ -212,7 +216,7 @@ class SessionTable:
 
     def _create(self, tenant: str, claim: Claim, now: int) -> tuple[Session, str]:
         source = claim.source if claim.session else Source.NEW
-        name = claim.session or f"auto-{self._rng.randbytes(16).hex()}"
+        name = claim.session or f"auto-{self._entropy(16).hex()}"
         session = Session(tenant, name, source, now)
         self._sessions[tenant, name] = session
         return session, claim.branch if claim.session else ""
@@ -226,7 +230,7 @@ class SessionTable:
         base, known = longest_known(idle, tokens)
         if base is not None:
             return base.branch, base, known
-        base, known = longest_known(group, tokens)
+        base, known = longest_known((*group, *session.under(parent, model)), tokens)
         if idle:
             return max(idle, key=lambda branch: branch.used), base, known
         self._make_room(session)

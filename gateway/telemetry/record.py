@@ -14,7 +14,8 @@ log = logging.getLogger("alipes.calls")
 @dataclass(slots=True)
 class CallRecord:
     """One client call. Clock readings are nanoseconds of the gateway's clock, 0 while unknown;
-    ``prefill`` is in seconds as the instance measured it."""
+    ``prefill`` is in seconds as the instance measured it, ``phase`` that of the slot which took
+    the call in. Of the tokens cached some were ``restored_tokens``, from host memory."""
 
     request_id: str
     route: str
@@ -24,8 +25,13 @@ class CallRecord:
     stream: bool = False
     instance: str = ""
     reason: str = ""
+    session: str = ""
+    branch: str = ""
+    continuation: bool = False
+    phase: str = ""
     prompt_tokens: int = 0
     cached_tokens: int = 0
+    restored_tokens: int = 0
     completion_tokens: int = 0
     begun: int = 0
     first_token: int = 0
@@ -63,8 +69,13 @@ def write_line(record: CallRecord) -> None:
         "stream": record.stream,
         "instance": record.instance,
         "reason": record.reason,
+        "session": record.session,
+        "branch": record.branch,
+        "continuation": record.continuation,
+        "phase": record.phase,
         "prompt_tokens": record.prompt_tokens,
         "cached_tokens": record.cached_tokens,
+        "restored_tokens": record.restored_tokens,
         "completion_tokens": record.completion_tokens,
         "queue_ms": _milliseconds(record.seconds_until(record.begun)),
         "prefill_ms": _milliseconds(record.prefill or None),

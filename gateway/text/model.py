@@ -13,6 +13,7 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 
+from alipes.gateway.routing.paths import common_prefix
 from alipes.gateway.text.cache import Known, PromptCache, joint, message_keys
 from alipes.gateway.text.decode import Decoder, Pieces
 from alipes.gateway.text.deltas import OutputParser, PlainParser
@@ -29,10 +30,13 @@ _INLINE: Final = 4096  # characters that are tokenized (in about 2 ms) without a
 
 
 class Prompt(msgspec.Struct, frozen=True, eq=False):
-    """Read-only int32 ids of shape (n,); the first ``reused`` were known and not computed."""
+    """Read-only int32 ids of shape (n,); the first ``reused`` were known and not computed. A
+    prompt that goes on with this conversation begins with the first ``stem`` of them; 0 where
+    these say nothing of a user's."""
 
     tokens: TokenIds
     reused: int
+    stem: int
 
 
 def new_call_id() -> str:
@@ -59,6 +63,7 @@ class ModelText:
         self._encoder = encoder
         self._pieces = pieces
         self._cache = PromptCache(_CACHE_BYTES)
+        self._lead = _lead(template, encoder)
         # Each thread holds the interpreter lock for some milliseconds at the end of a long text.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"tokenize-{name}")
 
@@ -90,7 +95,8 @@ class ModelText:
             rest = await self._encode(text[start:])
             known = _joined(known, text, start, index, rest)
             self._cache.store(keys, known)
-        return Prompt(known.ids, index)
+        asked = any(message["role"] == "user" for message in plain)
+        return Prompt(known.ids, index, max(0, len(known.ids) - self._lead) if asked else 0)
 
     async def text(self, prompt: str) -> Prompt:
         """Tokenizes plain text, with what the tokenizer puts around one. Raises ``TextError``."""
@@ -101,7 +107,7 @@ class ModelText:
             raise TextError("prompt", error.message) from None
         ids = self._encoder.framed(encoded.ids)
         ids.setflags(write=False)
-        return Prompt(ids, 0)
+        return Prompt(ids, 0, len(ids))
 
     def decoder(self) -> Decoder:
         """A new one for each reply."""
@@ -132,6 +138,19 @@ class ModelText:
             return self._encoder.encode(text, release=False)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._encoder.encode, text, True)
+
+
+def _lead(template: ChatTemplate, encoder: TextEncoder) -> int:
+    """How many ids the template puts at the end to make the assistant speak."""
+    sample = [{"role": "user", "content": "a"}]
+    try:
+        ids, plain = (
+            encoder.encode(template.render(sample, None, speaks), release=False).ids
+            for speaks in (True, False)
+        )
+    except TextError:
+        return 0
+    return len(ids) - common_prefix(ids, plain)
 
 
 def _joined(known: Known | None, text: str, start: int, index: int, rest: Encoded) -> Known:

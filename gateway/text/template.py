@@ -37,13 +37,19 @@ class ChatTemplate:
         special = {name: _token(settings[name]) for name in _SPECIAL if settings.get(name)}
         return ChatTemplate(source, special)
 
-    def render(self, messages: Sequence[Message], tools: Sequence[Message] | None) -> str:
-        """The prompt's text, up to where the assistant speaks. Raises ``TextError``."""
+    def render(
+        self, messages: Sequence[Message], tools: Sequence[Message] | None, speaks: bool = True
+    ) -> str:
+        """The prompt's text, up to where the assistant ``speaks``, or to the end of the last
+        message. Raises ``TextError``."""
         if not self.source:
             raise TextError("model", "has no chat template; use /v1/completions")
         try:
             return self._template.render(
-                messages=messages, tools=tools or None, add_generation_prompt=True, **self._special
+                messages=messages,
+                tools=tools or None,
+                add_generation_prompt=speaks,
+                **self._special,
             )
         except (TemplateError, TypeError, ValueError, KeyError, RecursionError) as error:
             raise TextError("messages", f"the model's chat template refused: {error}") from None

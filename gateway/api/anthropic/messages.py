@@ -9,11 +9,13 @@ import msgspec
 
 from alipes.gateway.api.anthropic.schema import CountBody, MessagesBody, template_input
 from alipes.gateway.api.anthropic.stream import MessageStream, stop_fields, usage_object
+from alipes.gateway.api.claims import claim_of
 from alipes.gateway.api.exchange import Exchange
 from alipes.gateway.api.generation import SEED_MASK, Generation, Job
 from alipes.gateway.api.sampling import check_room, forced_bytes
 from alipes.gateway.api.service import Service
 from alipes.gateway.api.serving import Collected, collect, placement_headers, stream
+from alipes.gateway.routing.identity import Claim
 from alipes.instance.contract import Sampling
 
 _messages: Final = msgspec.json.Decoder(MessagesBody)
@@ -22,7 +24,8 @@ _count: Final = msgspec.json.Decoder(CountBody)
 
 async def messages(service: Service, exchange: Exchange) -> None:
     body = await exchange.json(_messages, service.body_limit)
-    job = await _job(service, body, exchange.record.tenant)
+    claim = claim_of(exchange.headers, metadata_user_id=body.user_id)
+    job = await _job(service, body, exchange.record.tenant, claim)
     generation = Generation(job, service.dispatcher, exchange.record)
     if body.stream:
         exchange.record.stream = True
@@ -51,7 +54,7 @@ async def count_tokens(service: Service, exchange: Exchange) -> None:
     await exchange.reply({"input_tokens": len(prompt.tokens)})
 
 
-async def _job(service: Service, body: MessagesBody, tenant: str) -> Job:
+async def _job(service: Service, body: MessagesBody, tenant: str, claim: Claim) -> Job:
     text = service.text(body.model)
     shown, tools = template_input(body)
     allowed = service.cluster.gateway.allow_forced_tokens
@@ -74,6 +77,8 @@ async def _job(service: Service, body: MessagesBody, tenant: str) -> Job:
         ignore_eos=bool(body.ignore_eos),
         forced=forced,
         tools=tools,
+        claim=claim,
+        stems=(prompt.stem,),
     )
 
 

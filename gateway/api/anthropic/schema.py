@@ -49,7 +49,7 @@ class ToolChoice(msgspec.Struct):
 
 class CountBody(msgspec.Struct, kw_only=True):
     """What a prompt consists of; all that ``count_tokens`` needs. Unknown fields (thinking,
-    metadata, cache_control, betas) are ignored."""
+    cache_control, betas) are ignored."""
 
     model: str
     messages: list[AnthropicMessage]
@@ -68,6 +68,12 @@ class MessagesBody(CountBody, kw_only=True):
     ignore_eos: bool | None = None
     seed: int | None = None
     forced_token_ids: Annotated[list[TokenId], Meta(max_length=1 << 20)] | None = None
+    metadata: Any = None
+
+    @property
+    def user_id(self) -> Any:
+        """``metadata.user_id``, which may hold a session."""
+        return self.metadata.get("user_id") if isinstance(self.metadata, dict) else None
 
 
 def template_input(body: CountBody) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
+from alipes.gateway.api.claims import claim_of
 from alipes.gateway.api.exchange import Exchange
 from alipes.gateway.api.generation import Generation, Job, Usage
 from alipes.gateway.api.sampling import SamplingFields
@@ -19,6 +20,7 @@ from alipes.gateway.api.serving import (
     placement_headers,
     stream,
 )
+from alipes.gateway.routing.identity import Claim
 
 DONE: Final = b"data: [DONE]\n\n"
 COMMENT: Final = b": keep-alive\n\n"
@@ -29,10 +31,20 @@ class StreamOptions(msgspec.Struct):
 
 
 class GenerationBody(SamplingFields):
-    """Fields of every body that asks for a completion."""
+    """Fields of every body that asks for a completion; those by which it may name its session
+    count for nothing where they are of a wrong type."""
 
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    session_id: Any = None
+    session_params: Any = None
+    prompt_cache_key: Any = None
+
+    def claim(self, headers: Mapping[str, str]) -> Claim:
+        params = self.session_params
+        nested = params.get("id") if isinstance(params, dict) else None
+        session = self.session_id if isinstance(self.session_id, str) else nested
+        return claim_of(headers, body_session=session, cache_key=self.prompt_cache_key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,5 +96,8 @@ def usage_object(usage: Usage) -> dict[str, Any]:
         "prompt_tokens": usage.prompt,
         "completion_tokens": usage.completion,
         "total_tokens": usage.prompt + usage.completion,
-        "prompt_tokens_details": {"cached_tokens": usage.cached},
+        "prompt_tokens_details": {
+            "cached_tokens": usage.cached,
+            "restored_tokens": usage.restored,
+        },
     }

@@ -31,6 +31,7 @@ from alipes.gateway.api.sampling import (
 )
 from alipes.gateway.api.service import Service
 from alipes.gateway.api.serving import Collected
+from alipes.gateway.routing.identity import Claim
 from alipes.gateway.text.deltas import Delta, TextDelta, ToolStart
 
 
@@ -53,12 +54,13 @@ _decoder: Final = msgspec.json.Decoder(ChatBody)
 
 async def chat_completions(service: Service, exchange: Exchange) -> None:
     body = await exchange.json(_decoder, service.body_limit)
-    job = await _job(service, body, exchange.record.tenant)
+    claim = body.claim(exchange.headers)
+    job = await _job(service, body, exchange.record.tenant, claim)
     form = Form("chatcmpl", "chat.completion", ChatStream, _choice)
     await answer(service, exchange, body, job, form)
 
 
-async def _job(service: Service, body: ChatBody, tenant: str) -> Job:
+async def _job(service: Service, body: ChatBody, tenant: str, claim: Claim) -> Job:
     text = service.text(body.model)
     _check_supported(body)
     tools = None if body.tool_choice == "none" else function_tools(body.tools)
@@ -81,6 +83,8 @@ async def _job(service: Service, body: ChatBody, tenant: str) -> Job:
         ignore_eos=bool(body.ignore_eos),
         forced=forced,
         tools=tools,
+        claim=claim,
+        stems=(prompt.stem,),
     )
 
 

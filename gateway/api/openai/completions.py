@@ -32,6 +32,7 @@ from alipes.gateway.api.sampling import (
 )
 from alipes.gateway.api.service import Service
 from alipes.gateway.api.serving import Collected
+from alipes.gateway.routing.identity import Claim
 from alipes.gateway.text.deltas import TextDelta
 from alipes.gateway.text.model import ModelText
 from alipes.instance.contract import TokenIds
@@ -52,12 +53,12 @@ _decoder: Final = msgspec.json.Decoder(CompletionBody)
 
 async def completions(service: Service, exchange: Exchange) -> None:
     body = await exchange.json(_decoder, service.body_limit)
-    job = await _job(service, body)
+    job = await _job(service, body, body.claim(exchange.headers))
     form = Form("cmpl", "text_completion", CompletionStream, _choice)
     await answer(service, exchange, body, job, form)
 
 
-async def _job(service: Service, body: CompletionBody) -> Job:
+async def _job(service: Service, body: CompletionBody, claim: Claim) -> Job:
     text = service.text(body.model)
     _check_supported(body)
     settings = service.cluster.gateway
@@ -82,6 +83,7 @@ async def _job(service: Service, body: CompletionBody) -> Job:
         ignore_eos=bool(body.ignore_eos),
         forced=forced,
         chat=False,
+        claim=claim,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from alipes.gateway.calls import CallFailure, CallRequest, Inbox
 from alipes.gateway.dispatch import Dispatcher, LiveCall
 from alipes.gateway.routing.decision import RouterSettings
 from alipes.gateway.routing.router import Router
+from alipes.gateway.routing.sessions import SessionTable
 from alipes.gateway.telemetry.metrics import Metrics
 from alipes.instance.contract import (
     PROTOCOL,
@@ -74,7 +76,8 @@ class DispatchMachine(RuleBasedStateMachine):
         self.router = Router(known, RouterSettings(queue_depth=3, queue_timeout=QUEUE_SECONDS))
         metrics = Metrics(known, NAMES)
         clock = lambda: int(self.loop.seconds * 1e9)  # noqa: E731
-        self.dispatcher = Dispatcher(self.router, self._send, clock, metrics)
+        self.sessions = SessionTable(4, 60.0, Random(1).randbytes)
+        self.dispatcher = Dispatcher(self.router, self.sessions, self._send, clock, metrics)
 
     def teardown(self) -> None:
         if hasattr(self, "dispatcher"):
@@ -116,7 +119,7 @@ class DispatchMachine(RuleBasedStateMachine):
             round_length=0.0,
             draining=False,
             loads={"m": load},
-            estimates={"m": Estimate(0.01, 1e-5, 0.0, 0.001, 0.0, 0.0, 0.1, 1)},
+            estimates={"m": Estimate(0.01, 1e-5, 0.0, 0.001, 0.0, 0.0, 0.1, 0.0, 1e-6, 1)},
             occupancy=Occupancy(100, 100, 0, 0, 0, 0),
             counters=Counters(),
             last_call=self.held[name][-1].call_id if self.held[name] else b"",

@@ -126,6 +126,7 @@ class Creation:
             ignore_eos=bool(body.ignore_eos),
             forced=forced,
             tools=shown,
+            stems=(prompt.stem,),
             claim=claim_of(
                 self._exchange.headers,
                 body_session=body.session_id,
@@ -149,7 +150,7 @@ class Creation:
         service.responses.add(
             self._exchange.record.tenant,
             self.id,
-            generation.job.claim,
+            generation.claim,
             service.dispatcher.now(),
             turn=turn,
             body=body,

@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ from alipes.gateway.config import (
 from alipes.gateway.dispatch import Dispatcher
 from alipes.gateway.routing.decision import RouterSettings
 from alipes.gateway.routing.router import Router
+from alipes.gateway.routing.sessions import SessionTable
 from alipes.gateway.telemetry.metrics import Metrics
 from alipes.gateway.text.deltas import Delta, TextDelta, ToolArguments, ToolStart
 from alipes.instance.contract import (
@@ -74,7 +76,8 @@ class LetterText:
         return await self.text("".join(f"{m['role']}:{m['content']}\n" for m in messages))
 
     async def text(self, prompt: str) -> Any:
-        return SimpleNamespace(tokens=np.array([ord(c) for c in prompt], np.int32), reused=0)
+        ids = np.array([ord(c) for c in prompt], np.int32)
+        return SimpleNamespace(tokens=ids, reused=0, stem=len(ids))
 
     def decoder(self) -> Any:
         return SimpleNamespace(
@@ -363,7 +366,10 @@ class Stage:
         self.fleet = ScriptedFleet()
         self.metrics = Metrics(models, self.cluster.instances)
         router = Router(known, RouterSettings(limits.queue_depth, limits.queue_timeout))
-        self.dispatcher = Dispatcher(router, self.fleet.send, time.monotonic_ns, self.metrics)
+        self.sessions = SessionTable(limits.sessions, limits.session_idle, Random(1).randbytes)
+        self.dispatcher = Dispatcher(
+            router, self.sessions, self.fleet.send, time.monotonic_ns, self.metrics
+        )
         self.fleet.dispatcher = self.dispatcher
         self.texts = {name: LetterText(name) for name in models}
         self.app = build_app(self.cluster, self.texts, self.dispatcher, self.metrics)  # type: ignore[arg-type]

@@ -32,7 +32,7 @@ def test_whole_answer_with_usage_and_placement_headers(staged: Staged) -> None:
             "prompt_tokens": prompt,
             "completion_tokens": 5,
             "total_tokens": prompt + 5,
-            "prompt_tokens_details": {"cached_tokens": 3},
+            "prompt_tokens_details": {"cached_tokens": 3, "restored_tokens": 0},
         }
 
     staged(body)
@@ -52,7 +52,7 @@ def test_cached_tokens_are_told_when_there_are_none(
         stage.fleet.finish(instance, call, 1)
         await task
         usage = reply.events()[-2]["usage"] if stream else reply.json()["usage"]
-        assert usage["prompt_tokens_details"] == {"cached_tokens": 0}
+        assert usage["prompt_tokens_details"] == {"cached_tokens": 0, "restored_tokens": 0}
 
     staged(body)
 
@@ -158,7 +158,8 @@ def test_stream(staged: Staged, include_usage: bool) -> None:
         assert ("usage" in events[0]) is include_usage
         if usage:
             assert usage["choices"] == []
-            assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 3}
+            details = usage["usage"]["prompt_tokens_details"]
+            assert details == {"cached_tokens": 3, "restored_tokens": 0}
             assert usage["usage"]["completion_tokens"] == 5
 
     staged(body)
