@@ -74,6 +74,8 @@ async def instances(service: Service, exchange: Exchange) -> None:
             "ready": status.ready and not service.stopping,
             "queued": status.queued,
             "live_calls": dispatcher.live_calls,
+            "placements": status.counts,
+            "leases": status.leases,
             "instances": states,
             "decisions": [_named(placement) for placement in dispatcher.decisions],
         }
