@@ -9,11 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
 from alipes.kernels.portable import silu_mul
-from alipes.kernels.shapes import Segment, Workspace
+from alipes.kernels.shapes import Segment, Workspace, runs
 
 # Scattered runs are attended one by one up to this many, and gathered beyond it.
 _MAX_RUNS: Final = 8
@@ -211,3 +212,28 @@ def _merge(parts: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> torch.Tensor:
         out = torch.lerp(out, other, share)
         total = torch.logaddexp(total, other_total)
     return out
+
+
+def copy_out(
+    pool: torch.Tensor, rows: torch.Tensor, host: torch.Tensor, slabs: torch.Tensor
+) -> None:
+    _copy_rows(pool, rows, host, slabs)
+
+
+def copy_in(
+    host: torch.Tensor, slabs: torch.Tensor, pool: torch.Tensor, rows: torch.Tensor
+) -> None:
+    _copy_rows(host, slabs, pool, rows)
+
+
+def _copy_rows(
+    source: torch.Tensor, rows: torch.Tensor, target: torch.Tensor, at: torch.Tensor
+) -> None:
+    """One ``take`` for each run of neighbouring target rows: it copies as fast as one thread
+    can, holding no interpreter lock, and leaves the other threads to the engine's step."""
+    at, order = at.sort()
+    picked, taken, written = rows[order].numpy(), source.numpy(), target.numpy()
+    for first, start, length in runs(at):
+        wanted = picked[first : first + length]
+        # Without a mode numpy would copy everything twice.
+        np.take(taken, wanted, axis=0, out=written[start : start + length], mode="clip")

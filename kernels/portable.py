@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import torch
 import torch.nn.functional as F
 
-from alipes.kernels.shapes import Workspace
+from alipes.kernels.shapes import Workspace, runs
+
+# Bytes at which a copy over the bus is as fast as it gets, by far.
+_STAGED: Final = 32 << 20
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -43,15 +48,29 @@ def route(
     return weights, chosen
 
 
-def gather_blocks(pool: torch.Tensor, blocks: torch.Tensor, out: torch.Tensor) -> None:
-    if pool.device == out.device:
-        torch.index_select(pool, 0, blocks, out=out)
-    else:
-        out.copy_(pool.index_select(0, blocks))
+def copy_out(
+    pool: torch.Tensor, rows: torch.Tensor, host: torch.Tensor, slabs: torch.Tensor
+) -> None:
+    """Gathers on the device, so that neighbouring slabs cross the bus together."""
+    for part, of in zip(_parts(rows, pool), _parts(slabs, pool), strict=True):
+        gathered = pool.index_select(0, part.to(pool.device))
+        for first, start, length in runs(of):
+            host[start : start + length].copy_(gathered[first : first + length], non_blocking=True)
 
 
-def scatter_blocks(pool: torch.Tensor, blocks: torch.Tensor, held: torch.Tensor) -> None:
-    pool.index_copy_(0, blocks, held.to(pool.device))
+def copy_in(
+    host: torch.Tensor, slabs: torch.Tensor, pool: torch.Tensor, rows: torch.Tensor
+) -> None:
+    for part, of in zip(_parts(rows, pool), _parts(slabs, pool), strict=True):
+        gathered = pool.new_empty(len(part), pool.shape[1])
+        for first, start, length in runs(of):
+            gathered[first : first + length].copy_(host[start : start + length], non_blocking=True)
+        pool.index_copy_(0, part.to(pool.device), gathered)
+
+
+def _parts(indices: torch.Tensor, pool: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Pieces whose rows fit the bytes that may be staged on the device at a time."""
+    return torch.split(indices, max(1, _STAGED // pool.shape[1]))
 
 
 def penalize(

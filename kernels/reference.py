@@ -94,14 +94,21 @@ def experts(
     return out
 
 
-def gather_blocks(pool: torch.Tensor, blocks: torch.Tensor, out: torch.Tensor) -> None:
-    """Copy rows ``blocks`` (n,) int64 of (blocks, elements) into host ``out`` (n, elements)."""
-    out.copy_(pool[blocks])
+def copy_out(
+    pool: torch.Tensor, rows: torch.Tensor, host: torch.Tensor, slabs: torch.Tensor
+) -> None:
+    """Copy ``rows`` of ``pool`` (rows, bytes) to ``slabs`` of ``host`` (slabs, bytes), both
+    uint8; the indices (n,) are int64 on the CPU, each slab there once."""
+    for row, slab in zip(rows.tolist(), slabs.tolist(), strict=True):
+        host[slab].copy_(pool[row])
 
 
-def scatter_blocks(pool: torch.Tensor, blocks: torch.Tensor, held: torch.Tensor) -> None:
-    """The inverse of ``gather_blocks``."""
-    pool[blocks] = held.to(pool.device)
+def copy_in(
+    host: torch.Tensor, slabs: torch.Tensor, pool: torch.Tensor, rows: torch.Tensor
+) -> None:
+    """The inverse of ``copy_out``: each row is there once."""
+    for row, slab in zip(rows.tolist(), slabs.tolist(), strict=True):
+        pool[row].copy_(host[slab])
 
 
 def penalize(

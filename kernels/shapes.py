@@ -30,3 +30,17 @@ class Workspace:
 
     widen: torch.Tensor
     gather: torch.Tensor
+
+
+def runs(indices: torch.Tensor) -> list[tuple[int, int, int]]:
+    """The longest pieces of ``indices`` (n,) int64 that rise by one: (place in it, first index,
+    length) each."""
+    if not len(indices):
+        return []
+    breaks = (indices.diff() != 1).nonzero().flatten() + 1
+    edges = [0, *breaks.tolist(), len(indices)]
+    starts = indices[edges[:-1]].tolist()
+    return [
+        (place, start, end - place)
+        for place, end, start in zip(edges[:-1], edges[1:], starts, strict=True)
+    ]

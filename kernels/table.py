@@ -18,6 +18,7 @@ from alipes.kernels.shapes import Segment, Workspace
 Tensor = torch.Tensor
 Linear = Callable[[Tensor, Tensor, Workspace], Tensor]
 Attend = Callable[[Tensor, Tensor, Tensor, Sequence[Segment], Workspace], Tensor]
+CopyRows = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 ExpertsForm = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Workspace], Tensor]
 
 
@@ -33,8 +34,8 @@ class Kernels:
     attend: Attend
     route: Callable[[Tensor, Tensor, int, bool], tuple[Tensor, Tensor]]
     experts: ExpertsForm
-    gather_blocks: Callable[[Tensor, Tensor, Tensor], None]
-    scatter_blocks: Callable[[Tensor, Tensor, Tensor], None]
+    copy_out: CopyRows
+    copy_in: CopyRows
     penalize: Callable[[Tensor, Tensor, int, float, float, float], None]
     restrict: Callable[[Tensor, int, float, float], Tensor]
     race: Callable[[Tensor, Tensor], int]
@@ -49,8 +50,8 @@ REFERENCE: Final = Kernels(
     attend=reference.attend,
     route=reference.route,
     experts=reference.experts,
-    gather_blocks=reference.gather_blocks,
-    scatter_blocks=reference.scatter_blocks,
+    copy_out=reference.copy_out,
+    copy_in=reference.copy_in,
     penalize=reference.penalize,
     restrict=reference.restrict,
     race=reference.race,
@@ -64,13 +65,20 @@ PORTABLE: Final = replace(
     silu_mul=portable.silu_mul,
     write_kv=portable.write_kv,
     route=portable.route,
-    gather_blocks=portable.gather_blocks,
-    scatter_blocks=portable.scatter_blocks,
+    copy_out=portable.copy_out,
+    copy_in=portable.copy_in,
     penalize=portable.penalize,
     restrict=portable.restrict,
 )
 
-CPU: Final = replace(PORTABLE, linear=cpu.linear, attend=cpu.attend, experts=cpu.experts)
+CPU: Final = replace(
+    PORTABLE,
+    linear=cpu.linear,
+    attend=cpu.attend,
+    experts=cpu.experts,
+    copy_out=cpu.copy_out,
+    copy_in=cpu.copy_in,
+)
 CPU_NARROW: Final = replace(CPU, linear=cpu.narrow_linear, experts=cpu.narrow_experts)
 
 # Above this many rows widening a float16 matrix is faster than multiplying in float16: each row

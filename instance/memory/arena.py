@@ -4,13 +4,14 @@ buffers anchored at the high end."""
 from __future__ import annotations
 
 import mmap
-from typing import Final
+from typing import Any, Final
 
 import torch
 
 from alipes.instance.engine.protocol import EngineError
 from alipes.instance.memory.plan import PAGE, MemoryPlan, ModelPlan
 
+_CUDA: Final[Any] = torch.cuda
 _HUGE: Final = getattr(mmap, "MADV_HUGEPAGE", None)
 
 
@@ -21,10 +22,30 @@ def host_buffer(nbytes: int) -> torch.Tensor:
     try:
         region = mmap.mmap(-1, max(nbytes, 1))
     except (OSError, OverflowError) as error:
-        raise EngineError(f"no {nbytes:,} bytes of memory: lower device_bytes ({error})") from error
+        remedy = "lower device_bytes or host_bytes"
+        raise EngineError(f"no {nbytes:,} bytes of memory: {remedy} ({error})") from error
     if _HUGE is not None:
         region.madvise(_HUGE)
     return torch.frombuffer(region, dtype=torch.uint8)[:nbytes]
+
+
+def pinned_buffer(nbytes: int, device: torch.device) -> torch.Tensor:
+    """Host memory (nbytes,) uint8 that ``device`` copies from and to without a stop between; on
+    the CPU any will do. Raises ``EngineError`` when the machine refuses so much."""
+    memory = host_buffer(nbytes)
+    if device.type == "cpu" or not nbytes:
+        return memory
+    # Registered in place: torch's own pinned memory comes in powers of two.
+    error = _CUDA.cudart().cudaHostRegister(memory.data_ptr(), nbytes, 0)
+    if int(error) != 0:
+        raise EngineError(f"no {nbytes:,} bytes of pinned memory: lower host_bytes ({error})")
+    return memory
+
+
+def release_pinned(memory: torch.Tensor, device: torch.device) -> None:
+    """To be called before a ``pinned_buffer`` is let go."""
+    if device.type != "cpu" and len(memory):
+        _CUDA.cudart().cudaHostUnregister(memory.data_ptr())
 
 
 class Arena:

@@ -9,6 +9,7 @@ The device arena, for the model that is active (Talaria 4.2)::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -52,16 +53,22 @@ class ModelPlan:
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
     """Offsets and sizes in bytes. Host memory holds a packed copy of every model's weights and,
-    apart from that, ``host_bytes`` for saved calls."""
+    apart from that, ``host_bytes`` for KV: slabs of the largest size that divides what a block
+    takes in any layer of any model, so that one pool serves all and none of it is lost."""
 
     device_bytes: int
     runtime_bytes: int
     host_bytes: int
+    slab_bytes: int
     models: tuple[ModelPlan, ...]
 
     @property
     def runtime_offset(self) -> int:
         return (self.device_bytes - self.runtime_bytes) // PAGE * PAGE
+
+    @property
+    def host_slabs(self) -> int:
+        return self.host_bytes // self.slab_bytes
 
     @property
     def host_weight_bytes(self) -> int:
@@ -75,7 +82,9 @@ class MemoryPlan:
 def plan_instance(settings: InstanceSettings, models: Mapping[str, Footprint]) -> MemoryPlan:
     """Divide the arena of one instance. Pure: a model that can never fit gets a ``refusal``."""
     runtime = max((_pages(model.runtime_bytes) for model in models.values()), default=0)
-    plan = MemoryPlan(settings.device_bytes, runtime, settings.host_bytes, ())
+    tokens = settings.block_tokens
+    rows = (tokens * state.token_bytes for model in models.values() for state in model.states)
+    plan = MemoryPlan(settings.device_bytes, runtime, settings.host_bytes, math.gcd(*rows), ())
     planned = tuple(_plan_model(name, model, settings, plan) for name, model in models.items())
     return replace(plan, models=planned)
 

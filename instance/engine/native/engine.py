@@ -15,9 +15,9 @@ import torch
 
 from alipes.instance.contract import InstanceSettings, ModelReport, Sampling
 from alipes.instance.engine.native.batch import Bounds, build_batch
+from alipes.instance.engine.native.host import BlockRows, HostPool, block_rows
 from alipes.instance.engine.native.model import Shell, build_shell, forward, rotary_angles
 from alipes.instance.engine.native.sampler import sample
-from alipes.instance.engine.native.saved import SavedCalls
 from alipes.instance.engine.native.shape import (
     ModelShape,
     gather_elements,
@@ -25,7 +25,15 @@ from alipes.instance.engine.native.shape import (
     widen_elements,
 )
 from alipes.instance.engine.native.weights import load_packed
-from alipes.instance.engine.protocol import Draw, EngineError, Row, Sampled, SwitchReport
+from alipes.instance.engine.protocol import (
+    BlockCopy,
+    Draw,
+    EngineError,
+    HostSlabs,
+    Row,
+    Sampled,
+    SwitchReport,
+)
 from alipes.instance.memory.arena import Arena
 from alipes.instance.memory.plan import ModelPlan, plan_instance
 from alipes.instance.memory.specs import describe
@@ -43,6 +51,7 @@ class _Resident:
     plan: ModelPlan
     host: torch.Tensor
     report: ModelReport
+    rows: BlockRows
     shell: Shell | None = None
     base: tuple[int, int] = (0, 0)
 
@@ -65,10 +74,11 @@ class NativeEngine:
             name: _workspace(shape, self._arena.runtime, size) for name, shape in shapes.items()
         }
         self._models = {
-            m.name: _load_model(Path(m.folder), shapes[m.name], planned, settings)
+            m.name: _load_model(Path(m.folder), shapes[m.name], planned, settings, plan.slab_bytes)
             for m, planned in zip(settings.models, plan.models, strict=True)
         }
-        self._saved = SavedCalls(settings.host_bytes)
+        self._host = HostPool(plan, self._device)
+        self._ticket = 0
         self._active = ""
         for name in self._models:
             self._warm(name)
@@ -94,14 +104,16 @@ class NativeEngine:
         return tuple(model.report for model in self._models.values())
 
     @property
-    def host_used(self) -> int:
-        return self._saved.used
+    def host(self) -> HostSlabs:
+        return self._host.slabs
 
     def activate(self, model: str) -> SwitchReport:
         """The switch of Talaria 4.2 without staging: copy the packed weights in one go, rebind
         the shell, check that every region is where the shell knows it."""
         if model not in self._models:
             raise EngineError(f"model {model} is not one of this instance's")
+        if self._host.busy:
+            raise EngineError(f"copies are under way: drain them before {model} becomes active")
         if model == self._active:
             return SwitchReport(0.0, 0, True)
         begin = time.perf_counter()
@@ -148,37 +160,27 @@ class NativeEngine:
                 logits = forward(shell, batch, kernels, workspace)
             return sample(rows, logits, kernels)
 
-    def save(self, call_id: bytes, blocks: Sequence[int], tokens: int) -> None:
-        _, shell = self._current()
-        size = self._settings.block_tokens
-        used = torch.tensor(blocks[: -(-tokens // size)], dtype=torch.int64, device=self._device)
-        rows = [_block_rows(layer.pool, size) for layer in shell.layers]
-        widths = [pool.shape[1] for pool in rows]
-        state = self._saved.reserve(call_id, self._active, len(used), widths)
-        kernels = kernels_for(self._device, None)
-        for pool, held in zip(rows, state.layers, strict=True):
-            kernels.gather_blocks(pool, used, held)
+    def copy_out(self, ticket: int, copies: Sequence[BlockCopy]) -> None:
+        entry, _ = self._current()
+        if ticket <= self._ticket:
+            raise EngineError(f"copy {ticket} comes after {self._ticket}: tickets must rise")
+        self._host.copy_out(ticket, self._kv_rows(entry), entry.rows, copies)
+        self._ticket = ticket
 
-    def load(self, call_id: bytes, blocks: Sequence[int]) -> None:
-        _, shell = self._current()
-        state = self._saved.take(call_id, self._active)
-        count = state.layers[0].shape[0]
-        if len(blocks) < count:
-            raise EngineError(
-                f"call {call_id.hex()}: its saved state fills {count} blocks, not {len(blocks)}"
-            )
-        used = torch.tensor(blocks[:count], dtype=torch.int64, device=self._device)
-        kernels = kernels_for(self._device, None)
-        for layer, held in zip(shell.layers, state.layers, strict=True):
-            kernels.scatter_blocks(_block_rows(layer.pool, self._settings.block_tokens), used, held)
-        self._saved.discard(call_id)
+    def copied(self) -> tuple[int, ...]:
+        return self._host.copied()
 
-    def discard(self, call_id: bytes) -> None:
-        self._saved.discard(call_id)
+    def drain(self) -> tuple[int, ...]:
+        return self._host.drain()
+
+    def copy_in(self, copies: Sequence[BlockCopy]) -> None:
+        entry, _ = self._current()
+        self._host.copy_in(self._kv_rows(entry), entry.rows, copies)
 
     def close(self) -> None:
         """Give the memory back; the engine cannot be used after it."""
         self._active = ""
+        self._host.close()
         self._models.clear()
         self._workspaces.clear()
         del self._arena
@@ -190,6 +192,9 @@ class NativeEngine:
         assert entry.shell is not None
         return entry, entry.shell
 
+    def _kv_rows(self, entry: _Resident) -> torch.Tensor:
+        return self._arena.kv(entry.plan).view(-1, self.host.slab_bytes)
+
 
 def _usable(name: str) -> torch.device:
     device = torch.device(name)
@@ -197,11 +202,6 @@ def _usable(name: str) -> torch.device:
     if (device.index or 0) >= count:
         raise EngineError(f"device {name}: torch sees {count} CUDA devices here; set device: cpu")
     return device
-
-
-def _block_rows(pool: torch.Tensor, block_tokens: int) -> torch.Tensor:
-    """(blocks, bytes) uint8 of a layer's pool (slots, 2, heads, dim)."""
-    return pool.view(pool.shape[0] // block_tokens, -1).view(torch.uint8)
 
 
 def _workspace(shape: ModelShape, runtime: torch.Tensor, block_tokens: int) -> Workspace:
@@ -215,13 +215,16 @@ def _workspace(shape: ModelShape, runtime: torch.Tensor, block_tokens: int) -> W
 
 
 def _load_model(
-    folder: Path, shape: ModelShape, plan: ModelPlan, settings: InstanceSettings
+    folder: Path,
+    shape: ModelShape,
+    plan: ModelPlan,
+    settings: InstanceSettings,
+    slab_bytes: int,
 ) -> _Resident:
     host = load_packed(folder, shape.layout, shape.config.head_dim)
-    digest = hashlib.blake2b(host.numpy().data, digest_size=16).hexdigest()
     report = ModelReport(
         name=plan.name,
-        kv_format=f"{digest}:{describe(shape.states)}:interleaved:{settings.block_tokens}",
+        kv_format=_kv_format(shape, host, settings.block_tokens),
         context=plan.context,
         vocab_size=shape.config.vocab,
         weight_bytes=plan.weight_bytes,
@@ -230,4 +233,15 @@ def _load_model(
     )
     if settings.device != "cpu":
         host = host.pin_memory()
-    return _Resident(shape, plan, host, report)
+    rows = block_rows(shape.states, settings.block_tokens, plan.kv_blocks, slab_bytes)
+    return _Resident(shape, plan, host, report, rows)
+
+
+def _kv_format(shape: ModelShape, weights: torch.Tensor, block_tokens: int) -> str:
+    """Names everything that a block's bytes depend on besides its tokens. Whoever computes with
+    the same weights may rotate or normalize otherwise, hence the config."""
+    config = repr(shape.config).encode()
+    digests = (
+        hashlib.blake2b(data, digest_size=16).hexdigest() for data in (weights.numpy().data, config)
+    )
+    return f"{':'.join(digests)}:{describe(shape.states)}:interleaved:{block_tokens}"

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from alipes.kernels import portable
 from alipes.kernels.shapes import Segment, Workspace
 from alipes.kernels.table import (
     CPU,
@@ -139,14 +140,25 @@ def test_experts(kernels: Kernels, rows: int, dtype: torch.dtype) -> None:
     close(got, want, 0.3 if loose else 1e-3)
 
 
-def test_blocks_come_back_elsewhere(kernels: Kernels) -> None:
-    pool = torch.randint(0, 255, (8, 96), dtype=torch.uint8)
-    held, blocks = torch.empty(2, 96, dtype=torch.uint8), torch.tensor([6, 1])
-    want = pool[blocks].clone()
-    kernels.gather_blocks(pool, blocks, held)
-    assert torch.equal(held, want)
-    kernels.scatter_blocks(pool, torch.tensor([2, 7]), held)
-    assert torch.equal(pool[[2, 7]], want)
+@pytest.mark.parametrize("slabs", [[], [4], [2, 3, 4, 5], [9, 1, 2, 0, 7, 8], [5, 4, 3]])
+@pytest.mark.parametrize("staged", [1, 100, 1 << 20])
+def test_rows_go_to_the_host_and_come_back_elsewhere(
+    kernels: Kernels, monkeypatch: pytest.MonkeyPatch, slabs: list[int], staged: int
+) -> None:
+    monkeypatch.setattr(portable, "_STAGED", staged)
+    pool = torch.randint(0, 255, (20, 32), dtype=torch.uint8)
+    places = torch.tensor(slabs, dtype=torch.int64)
+    rows, elsewhere = torch.randperm(20)[: len(slabs)], torch.randperm(20)[: len(slabs)]
+    host = torch.randint(0, 255, (10, 32), dtype=torch.uint8)
+    want = host.clone()
+    kernels.copy_out(pool, rows, host, places)
+    REFERENCE.copy_out(pool, rows, want, places)
+    assert torch.equal(host, want)
+    assert torch.equal(host[places], pool[rows])
+    want = pool.clone()
+    kernels.copy_in(host, places, pool, elsewhere)
+    REFERENCE.copy_in(host, places, want, elsewhere)
+    assert torch.equal(pool, want)
 
 
 @pytest.mark.parametrize("penalties", [(1.0, 0.0, 0.0), (1.3, 0.0, 0.0), (1.2, 0.5, -0.7)])

@@ -9,7 +9,7 @@ from alipes.instance.memory.plan import PAGE, MemoryPlan, ModelPlan
 
 SMALL = ModelPlan("small", 5000, 300, 10, 640)
 LARGE = ModelPlan("large", 3 * PAGE, 700, 20, 1280)
-PLAN = MemoryPlan(16 * PAGE, 2 * PAGE, 0, (SMALL, LARGE))
+PLAN = MemoryPlan(16 * PAGE, 2 * PAGE, 0, 100, (SMALL, LARGE))
 
 
 @pytest.mark.parametrize("model", [SMALL, LARGE])

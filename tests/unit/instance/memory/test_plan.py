@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +24,9 @@ def footprint(layers: int = 2, hidden: int = 64, context: int = 4096) -> Footpri
     )
 
 
-def settings(device_bytes: int, *names: str, chunk: int = 512) -> InstanceSettings:
+def settings(
+    device_bytes: int, *names: str, chunk: int = 512, host_bytes: int = 5
+) -> InstanceSettings:
     return InstanceSettings(
         name="i0",
         pool=Pool.COLD,
@@ -30,7 +34,7 @@ def settings(device_bytes: int, *names: str, chunk: int = 512) -> InstanceSettin
         targets=Targets(),
         endpoint="",
         device_bytes=device_bytes,
-        host_bytes=5,
+        host_bytes=host_bytes,
         prefill_chunk=chunk,
     )
 
@@ -45,6 +49,17 @@ def test_the_pool_is_what_weights_and_runtime_leave() -> None:
         weights = -(-model.weight_bytes // PAGE) * PAGE
         left = plan.runtime_offset - weights - model.kv_bytes
         assert 0 <= left < model.block_bytes
+
+
+def test_slabs_divide_the_blocks_of_every_model() -> None:
+    states = {"a": (PagedKV(2, 16),) * 3, "b": (PagedKV(3, 16), PagedKV(5, 16, "float16"))}
+    models = {name: replace(footprint(), states=state) for name, state in states.items()}
+    plan = plan_instance(settings(8 << 20, *models, host_bytes=1_000_000), models)
+    assert plan.slab_bytes == 64 * 2 * 16 * 2
+    assert plan.host_slabs == 1_000_000 // 4096
+    for model in plan.models:
+        assert model.block_bytes % plan.slab_bytes == 0
+    assert plan_instance(settings(8 << 20, "a"), {"a": footprint()}).host_slabs == 0
 
 
 def test_a_pool_under_the_context_shortens_it() -> None:

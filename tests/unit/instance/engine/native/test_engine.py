@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from alipes.instance.contract import (
 )
 from alipes.instance.engine.native.config import ModelError
 from alipes.instance.engine.native.engine import NativeEngine
-from alipes.instance.engine.protocol import Draw, EngineError, Row
+from alipes.instance.engine.protocol import BlockCopy, Draw, EngineError, Row
 
 GREEDY = Sampling(temperature=0)
 PROMPT = np.random.default_rng(0).integers(0, 2000, 150).astype(np.int32)
@@ -159,6 +159,25 @@ def test_reports_name_the_format_and_the_room(
     assert engine.kind == "native"
 
 
+def test_the_format_changes_with_whatever_shapes_kv(
+    tiny_folders: dict[str, Path], tmp_path: Path
+) -> None:
+    source = tiny_folders["llama"]
+    (tmp_path / "model.safetensors").symlink_to(source / "model.safetensors")
+    config = json.loads((source / "config.json").read_text())
+    formats = []
+    for changes in ({}, {"rope_parameters": {"rope_theta": 777.0}}, {"rms_norm_eps": 1e-3}):
+        (tmp_path / "config.json").write_text(json.dumps(config | changes))
+        engine = start({"m": tmp_path})
+        formats.append(engine.reports[0].kv_format)
+        engine.close()
+    first = start({"m": source})
+    assert first.reports[0].kv_format == formats[0]
+    first.close()
+    assert len(set(formats)) == 3
+    assert len({name.split(":")[0] for name in formats}) == 1
+
+
 def test_a_switch_is_told_and_comes_back_to_its_addresses(engine: NativeEngine) -> None:
     engine.activate("llama")
     before = generate(engine, 4).tolist()
@@ -185,38 +204,58 @@ def test_a_region_that_has_moved_is_noticed_and_bound_again(engine: NativeEngine
     assert engine.activate("llama").addresses_kept
 
 
-def test_saved_state_is_exact_and_bounded(engine: NativeEngine) -> None:
+def copies(engine: NativeEngine, model: int, blocks: Sequence[int]) -> list[BlockCopy]:
+    """Each of ``blocks`` with slabs of its own, the lowest first."""
+    each = engine.reports[model].block_bytes // engine.host.slab_bytes
+    return [BlockCopy(b, tuple(range(i * each, (i + 1) * each))) for i, b in enumerate(blocks)]
+
+
+def test_state_on_the_host_is_exact(engine: NativeEngine) -> None:
     engine.activate("qwen3")
     ids = generate(engine, 20)
     want = generate(engine, 40).tolist()
-    engine.save(b"a", list(range(8)), len(ids) - 1)
-    assert engine.host_used == 3 * engine.reports[1].block_bytes
+    engine.copy_out(1, copies(engine, 1, [0, 1, 2]))
+    with pytest.raises(EngineError, match="drain them before llama becomes active"):
+        engine.activate("llama")
+    assert engine.drain() == (1,)
     engine.activate("llama")
     generate(engine, 4)
-    with pytest.raises(EngineError, match="saved for qwen3, but llama is active"):
-        engine.load(b"a", range(3))
     engine.activate("qwen3")
     blocks = [30, 21, 25]
-    with pytest.raises(EngineError, match="fills 3 blocks, not 2"):
-        engine.load(b"a", blocks[:2])
-    engine.load(b"a", blocks)
-    assert engine.host_used == 0
+    engine.copy_in(copies(engine, 1, blocks))
     while len(ids) < len(want):
         ids = np.append(ids, np.int32(step(engine, ids, len(ids) - 1, blocks)))
     assert ids.tolist() == want
-    with pytest.raises(EngineError, match="no saved state"):
-        engine.load(b"a", blocks)
 
 
-def test_saving_more_than_the_host_holds_is_refused(engine: NativeEngine) -> None:
+def test_the_beginning_is_restored_and_the_rest_computed(engine: NativeEngine) -> None:
+    engine.activate("qwen3-moe")
+    want = generate(engine, 8).tolist()
+    engine.copy_out(2, copies(engine, 2, [0, 1]))
+    engine.drain()
     engine.activate("llama")
-    room = (1 << 20) // engine.reports[0].block_bytes
-    with pytest.raises(EngineError, match="raise host_bytes"):
-        engine.save(b"a", list(range(room + 1)), 64 * (room + 1))
-    engine.save(b"a", list(range(room)), 64 * room)
-    engine.discard(b"a")
-    engine.discard(b"a")
-    assert engine.host_used == 0
+    engine.activate("qwen3-moe")
+    blocks = [9, 4, 2]
+    engine.copy_in(copies(engine, 2, blocks[:1]))
+    ids = np.append(PROMPT, np.int32(step(engine, PROMPT, 64, blocks)))
+    while len(ids) < len(want):
+        ids = np.append(ids, np.int32(step(engine, ids, len(ids) - 1, blocks)))
+    assert ids.tolist() == want
+
+
+def test_host_memory_is_one_pool_of_slabs_that_divide_all_blocks(engine: NativeEngine) -> None:
+    host = engine.host
+    assert host.count == (1 << 20) // host.slab_bytes
+    for report in engine.reports:
+        assert report.block_bytes % host.slab_bytes == 0
+
+
+def test_a_ticket_that_does_not_rise_is_refused(engine: NativeEngine) -> None:
+    engine.activate("llama")
+    engine.copy_out(10, copies(engine, 0, [0]))
+    engine.drain()
+    with pytest.raises(EngineError, match="copy 10 comes after 10"):
+        engine.copy_out(10, copies(engine, 0, [0]))
 
 
 def test_rows_that_only_prefill_draw_nothing(engine: NativeEngine) -> None:
@@ -235,6 +274,8 @@ def test_refusals_name_what_is_wrong(
     fresh = start({"m": tiny_folders["llama"]})
     with pytest.raises(EngineError, match="activate one first"):
         step(fresh, PROMPT)
+    with pytest.raises(EngineError, match="activate one first"):
+        fresh.copy_in([])
     with pytest.raises(EngineError, match=r"model m on i0 needs .* but device_bytes is 1,024"):
         start({"m": tiny_folders["llama"]}, device_bytes=1024)
     config = json.loads((tiny_folders["llama"] / "config.json").read_text())

@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from alipes.instance.contract import InstanceSettings, Pool, Targets
+from alipes.instance.engine.native.host import BlockRows, HostPool, block_rows
+from alipes.instance.engine.protocol import BlockCopy, EngineError, HostSlabs
+from alipes.instance.memory.plan import Footprint, MemoryPlan, plan_instance
+from alipes.instance.memory.specs import PagedKV
+
+TOKENS = 4
+# Rows of 512, 1024 and 512 bytes: 1, 2 and 1 slabs.
+STATES = (PagedKV(1, 16), PagedKV(1, 32), PagedKV(1, 16))
+BLOCKS = 5
+
+
+def plan(host_bytes: int) -> MemoryPlan:
+    settings = InstanceSettings(
+        name="i0",
+        pool=Pool.COLD,
+        models=(),
+        targets=Targets(),
+        endpoint="",
+        device_bytes=1 << 20,
+        host_bytes=host_bytes,
+        block_tokens=TOKENS,
+    )
+    return plan_instance(settings, {"m": Footprint(1, 1, 1, 8, STATES)})
+
+
+@pytest.fixture
+def host() -> Iterator[HostPool]:
+    made = HostPool(plan(12 * 512 + 511), torch.device("cpu"))
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def rows() -> BlockRows:
+    return block_rows(STATES, TOKENS, BLOCKS, 512)
+
+
+@pytest.fixture
+def pool() -> torch.Tensor:
+    """A pool of ``BLOCKS`` blocks, in which no two slabs are equal."""
+    torch.manual_seed(0)
+    return torch.randint(0, 255, (BLOCKS * 4, 512), dtype=torch.uint8)
+
+
+def block(pool: torch.Tensor, index: int) -> torch.Tensor:
+    """The bytes of one block, first layer to last, each of which holds all blocks."""
+    flat, parts, at = pool.flatten(), [], 0
+    for state in STATES:
+        size = TOKENS * state.token_bytes
+        parts.append(flat[at + index * size : at + (index + 1) * size])
+        at += BLOCKS * size
+    return torch.cat(parts)
+
+
+def test_the_room_is_told_in_slabs(host: HostPool) -> None:
+    assert host.slabs == HostSlabs(512, 12)
+
+
+def test_the_bytes_of_a_block_fill_its_slabs_in_order(
+    host: HostPool, rows: BlockRows, pool: torch.Tensor
+) -> None:
+    host.copy_out(1, pool, rows, [BlockCopy(3, (7, 2, 9, 4)), BlockCopy(0, (0, 1, 10, 11))])
+    assert host.drain() == (1,)
+    held = host._memory
+    assert torch.equal(held[[7, 2, 9, 4]].flatten(), block(pool, 3))
+    assert torch.equal(held[[0, 1, 10, 11]].flatten(), block(pool, 0))
+
+
+def test_blocks_come_back_elsewhere_and_nothing_else_changes(
+    host: HostPool, rows: BlockRows, pool: torch.Tensor
+) -> None:
+    was = pool.clone()
+    host.copy_out(1, pool, rows, [BlockCopy(3, (7, 2, 9, 4)), BlockCopy(0, (0, 1, 10, 11))])
+    host.drain()
+    host.copy_in(pool, rows, [BlockCopy(1, (0, 1, 10, 11)), BlockCopy(4, (7, 2, 9, 4))])
+    for index, source in enumerate((0, 0, 2, 3, 3)):
+        assert torch.equal(block(pool, index), block(was, source))
+
+
+def test_the_end_of_a_copy_is_told_when_it_is_there(
+    host: HostPool, rows: BlockRows, pool: torch.Tensor
+) -> None:
+    gate = threading.Event()
+    host._lane.begin(lambda: assert_set(gate))
+    host.copy_out(4, pool, rows, [BlockCopy(0, (0, 1, 2, 3))])
+    host.copy_out(7, pool, rows, [BlockCopy(1, (4, 5, 6, 7))])
+    assert host.copied() == ()
+    assert host.busy
+    gate.set()
+    assert host.drain() == (4, 7)
+    assert host.copied() == host.drain() == ()
+    assert not host.busy
+    assert torch.equal(host._memory[4:8].flatten(), block(pool, 1))
+
+
+def assert_set(gate: threading.Event) -> None:
+    assert gate.wait(30)
+
+
+@pytest.mark.parametrize(
+    ("copy", "message"),
+    [
+        (BlockCopy(0, (1, 2, 3)), "block 0 takes 4 slabs"),
+        (BlockCopy(5, (0, 1, 2, 3)), "device block 5 is not one of 5"),
+        (BlockCopy(-1, (0, 1, 2, 3)), "device block -1"),
+        (BlockCopy(0, (0, 1, 2, 12)), "slab 12 is not one of 12"),
+    ],
+)
+def test_what_is_not_there_is_refused(
+    host: HostPool, rows: BlockRows, pool: torch.Tensor, copy: BlockCopy, message: str
+) -> None:
+    with pytest.raises(EngineError, match=message):
+        host.copy_out(1, pool, rows, [copy])
+    with pytest.raises(EngineError, match=message):
+        host.copy_in(pool, rows, [copy])
+    assert not host.busy
+
+
+def test_no_host_memory_is_no_slabs() -> None:
+    empty = HostPool(plan(0), torch.device("cpu"))
+    assert empty.slabs.count == 0
+    assert empty.drain() == ()
+    empty.close()
