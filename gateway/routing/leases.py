@@ -54,15 +54,10 @@ class LeaseTable:
     def __init__(self) -> None:
         self._live: dict[bytes, Lease] = {}
         self._on: dict[str, _Held] = {}
-        self._models: Counter[str] = Counter()
         self._counts: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._live)
-
-    def live(self, model: str) -> int:
-        """Leases of a model, over all instances."""
-        return self._models[model]
 
     def of(self, branch: bytes, now: int) -> Lease | None:
         lease = self._live.get(branch)
@@ -75,7 +70,6 @@ class LeaseTable:
         there = self._on.setdefault(lease.instance, _Held())
         there.leases[lease.branch] = lease
         there.charge += lease.charge
-        self._models[lease.model] += 1
         self._counts["installed"] += 1
 
     def consume(self, branch: bytes) -> None:
@@ -118,11 +112,8 @@ class LeaseTable:
         own = there.leases.get(but)
         return max(0.0, there.charge - own.charge) if own else there.charge
 
-    def counts(self, now: int) -> LeaseCounts:
-        """Those whose time is over count as expired, whether they were removed yet or not."""
-        over = sum(lease.expires <= now for lease in self._live.values())
-        counts = self._counts + Counter(expired=over)
-        return LeaseCounts(**counts, live=len(self._live) - over)
+    def counts(self) -> LeaseCounts:
+        return LeaseCounts(**self._counts, live=len(self._live))
 
     def _end(self, branch: bytes, how: str) -> None:
         lease = self._live.pop(branch)
@@ -131,7 +122,4 @@ class LeaseTable:
         there.charge -= lease.charge
         if not there.leases:
             del self._on[lease.instance]
-        self._models[lease.model] -= 1
-        if not self._models[lease.model]:
-            del self._models[lease.model]
         self._counts[how] += 1

@@ -46,8 +46,8 @@ class ArrivalRates:
 @dataclass(frozen=True, slots=True)
 class Demand:
     """Calls of a model in the control window of ``window`` seconds: ``burst`` of them at once
-    (this one, those queued here, sessions about to return), then ``rate`` a second. Each keeps an
-    instance busy for ``service`` seconds."""
+    (this one, or those queued here), then ``rate`` a second. Each keeps an instance busy for
+    ``service`` seconds."""
 
     burst: float
     rate: float
@@ -69,7 +69,8 @@ def gain(demand: Demand, hosts: int, host: Candidate, fresh: Candidate) -> float
     """Seconds that a replica at ``fresh`` saves: of waiting, and of the call's own prefill and
     recovery. Calls are shared evenly, at least one goes to the replica; every one of the
     ``hosts`` instances that have the model is taken to be as free as ``host``, the freest, so
-    that the gain is not overrated."""
+    that the gain is not overrated. Sessions about to return go where their leases are: the
+    seconds of those are in the candidates' queues."""
     moved = max(1.0, demand.burst / (hosts + 1))
     alone = replace(demand, burst=demand.burst / hosts, rate=demand.rate / hosts)
     rate = demand.rate / (hosts + 1)
@@ -116,7 +117,7 @@ class Replicas:
         now: int,
     ) -> tuple[Candidate, ...]:
         """The candidates, those marked that would be further replicas without gain; ``burst``
-        calls are here or about to return.
+        calls of the model are to be placed now.
 
         Where no instance that has the model has room, opening it elsewhere is the only way on:
         then every instance with room stays, so that no call waits beside an idle one.

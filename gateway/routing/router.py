@@ -125,7 +125,7 @@ class Router:
         refusal = self._refusal(call)
         if refusal is not None:
             return refusal
-        self._leases.expire(now)
+        self._expire_leases(now)
         held = self._leases.of(call.branch, now)
         returned = self._returns.take(call, self._instances, now)
         self._stirred |= held is not None
@@ -152,7 +152,7 @@ class Router:
         for call in self._waiting.expire(now):
             self._stirred = True
             answers.append(self._timed_out(call, now))
-        self._stirred |= self._leases.expire(now)
+        self._expire_leases(now)
         if not self._stirred:
             return answers
         self._stirred = False
@@ -173,6 +173,7 @@ class Router:
         if call_id not in self._placed:
             return
         call, instance = self._placed[call_id]
+        self._expire_leases(now)
         self.released(call_id, now)
         self._appraiser.finished(call.model, completion.completion_tokens)
         self._tally.finished(call, instance.name)
@@ -223,6 +224,7 @@ class Router:
         return max(told, default=None)
 
     def status(self, now: int) -> RouterStatus:
+        self._expire_leases(now)
         instances = tuple(i.status(self._settings, now) for i in self._instances.values())
         well = {status.name for status in instances if status.why is Why.OK}
         models = {
@@ -235,8 +237,11 @@ class Router:
             self._waiting.depths(),
             instances,
             self._tally.counts(),
-            self._leases.counts(now),
+            self._leases.counts(),
         )
+
+    def _expire_leases(self, now: int) -> None:
+        self._stirred |= self._leases.expire(now)
 
     # --- decisions (Algorithm 1, lines 10 to 25) --------------------------------------------------
 
@@ -257,7 +262,7 @@ class Router:
         )
         if self._baseline is not None:
             return candidates
-        burst = max(1, self._waiting.waits(call.model)) + self._leases.live(call.model)
+        burst = max(1, self._waiting.waits(call.model))
         return self._replicas.screen(call.model, candidates, self._instances, burst, now)
 
     def _choose(
