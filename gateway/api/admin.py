@@ -49,7 +49,10 @@ async def ready(service: Service, exchange: Exchange) -> None:
 
 
 async def metrics(service: Service, exchange: Exchange) -> None:
-    text = service.metrics
+    text, dispatcher = service.metrics, service.dispatcher
+    sessions = dispatcher.sessions
+    status = dispatcher.router.status(dispatcher.now())
+    text.routing(status.counts, status.leases, len(sessions), sessions.branches)
     await exchange.respond(200, text.render(), text.content_type.encode())
 
 
@@ -73,6 +76,7 @@ async def instances(service: Service, exchange: Exchange) -> None:
         {
             "ready": status.ready and not service.stopping,
             "queued": status.queued,
+            "sessions": len(dispatcher.sessions),
             "live_calls": dispatcher.live_calls,
             "placements": status.counts,
             "leases": status.leases,

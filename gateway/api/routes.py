@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 
 from alipes.gateway.api import admin, tokens
 from alipes.gateway.api.anthropic.messages import count_tokens, messages
@@ -24,6 +25,7 @@ from alipes.gateway.api.openai.responses.endpoint import (
 )
 from alipes.gateway.api.openai.responses.store import ResponseStore
 from alipes.gateway.api.service import Access, Endpoint, Handler, Service
+from alipes.gateway.api.sessions import get_session
 from alipes.gateway.config import Cluster
 from alipes.gateway.dispatch import Dispatcher
 from alipes.gateway.telemetry.metrics import Metrics
@@ -76,6 +78,7 @@ def _routes(service: Service) -> list[Route]:
         post("/v1/messages/count_tokens", count_tokens, ANTHROPIC),
         get("/v1/models", admin.list_models),
         get("/v1/models/{model:path}", admin.get_model),
+        get("/v1/sessions/{session:path}", get_session),
         post("/tokenize", tokens.tokenize),
         post("/detokenize", tokens.detokenize),
         get("/health", admin.health, Access.OPEN),
@@ -91,12 +94,19 @@ async def _no_such_path(request: Request, _: Exception) -> Response:
 
 
 async def _wrong_method(request: Request, _: Exception) -> Response:
-    return _refusal(request, 405, f"{request.method} is not allowed on {request.url.path[:200]}")
+    routes = (route for route in request.app.routes if isinstance(route, Route))
+    able = (route for route in routes if route.matches(request.scope)[0] is not Match.NONE)
+    allowed = ", ".join(sorted({method for route in able for method in route.methods or ()}))
+    message = f"{request.method} is not allowed on {request.url.path[:200]}, only {allowed}"
+    return _refusal(request, 405, message, {"allow": allowed})
 
 
-def _refusal(request: Request, status: int, message: str) -> Response:
+def _refusal(
+    request: Request, status: int, message: str, headers: Mapping[str, str] = MappingProxyType({})
+) -> Response:
     dialect = ANTHROPIC if request.url.path.startswith("/v1/messages") else OPENAI
     kind = ErrorClass.NOT_FOUND if status == 404 else ErrorClass.INVALID
     error = ApiError(status, kind, message)
     request_id = request_id_of(request.headers)
-    return JSONResponse(dialect.body(error, request_id), status, {"x-request-id": request_id})
+    sent = {"x-request-id": request_id, **headers}
+    return JSONResponse(dialect.body(error, request_id), status, sent)

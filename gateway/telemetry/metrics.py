@@ -7,6 +7,8 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from alipes.gateway.routing.decision import RouterCounts
+from alipes.gateway.routing.leases import LeaseCounts
 from alipes.gateway.telemetry.record import CallRecord
 from alipes.instance.contract import Snapshot
 
@@ -68,6 +70,7 @@ class Metrics:
         self._live = Gauge("alipes_live_calls", "Calls now open.", registry=self.registry)
         self._up = self._gauge("alipes_instance_up", "1 while the instance is connected.")
         self._fleet = InstanceGauges(self.registry)
+        self._routing = RoutingGauges(self.registry)
 
     def _histogram(self, name: str, text: str) -> Histogram:
         return Histogram(name, text, ["model"], buckets=_SECONDS, registry=self.registry)
@@ -112,6 +115,11 @@ class Metrics:
     def snapshot(self, instance: str, snapshot: Snapshot) -> None:
         self._fleet.update(self._instance(instance), snapshot, self._model)
 
+    def routing(
+        self, counts: RouterCounts, leases: LeaseCounts, sessions: int, branches: int
+    ) -> None:
+        self._routing.update(counts, leases, sessions, branches)
+
     def render(self) -> bytes:
         return generate_latest(self.registry)
 
@@ -122,6 +130,8 @@ class InstanceGauges:
     _COUNTERS: Final = (
         "live_calls", "finished", "cancelled", "failed", "preempted", "switches", "rounds",
         "resumed", "switch_seconds", "prefill_tokens", "cached_tokens", "decode_tokens",
+        "sp_admitted", "sp_parked", "restores", "restored_tokens", "checkpointed_blocks",
+        "host_evicted_blocks", "lingered_seconds",
     )  # fmt: skip
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -139,10 +149,15 @@ class InstanceGauges:
             registry=registry,
         )  # fmt: skip
         self._host = Gauge(
-            "alipes_instance_host_bytes", "Host bytes in use.", ["instance"], registry=registry
-        )
+            "alipes_instance_host_bytes", "Host bytes for KV by state.", ["instance", "state"],
+            registry=registry,
+        )  # fmt: skip
         self._risk = Gauge(
             "alipes_instance_deadline_risk", "Rounds whose bound could not be met.",
+            ["instance", "model"], registry=registry,
+        )  # fmt: skip
+        self._shortfall = Gauge(
+            "alipes_instance_shortfall_seconds", "Waiting prefill that slots had no room for.",
             ["instance", "model"], registry=registry,
         )  # fmt: skip
         self._load = Gauge(
@@ -155,9 +170,41 @@ class InstanceGauges:
             gauge.labels(instance).set(getattr(snapshot.counters, name))
         for state in ("free", "cached", "held"):
             self._blocks.labels(instance, state).set(getattr(snapshot.occupancy, state))
-        self._host.labels(instance).set(snapshot.occupancy.host_used)
+        for state in ("used", "held", "total"):
+            value = getattr(snapshot.occupancy, f"host_{state}")
+            self._host.labels(instance, state).set(value)
         for model, count in snapshot.counters.deadline_risk.items():
             self._risk.labels(instance, model_label(model)).set(count)
+        for model, seconds in snapshot.counters.shortfall.items():
+            self._shortfall.labels(instance, model_label(model)).set(seconds)
         for model, load in snapshot.loads.items():
             self._load.labels(instance, model_label(model), "waiting").set(load.waiting)
             self._load.labels(instance, model_label(model), "running").set(load.running)
+
+
+class RoutingGauges:
+    """What the router and the session table have counted; totals are since the start."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._calls = Gauge(
+            "alipes_routed_calls",
+            "Calls placed, those that opened their model (avoidably: another instance had it "
+            "active), returns of branches, and returns to the same instance.",
+            ["kind"], registry=registry,
+        )  # fmt: skip
+        self._leases = Gauge(
+            "alipes_leases", "Leases by outcome; live ones are held now.", ["outcome"],
+            registry=registry,
+        )  # fmt: skip
+        self._sessions = Gauge("alipes_sessions", "Sessions known now.", registry=registry)
+        self._branches = Gauge("alipes_branches", "Their branches.", registry=registry)
+
+    def update(
+        self, counts: RouterCounts, leases: LeaseCounts, sessions: int, branches: int
+    ) -> None:
+        for name in counts.__struct_fields__:
+            self._calls.labels(name).set(getattr(counts, name))
+        for name in leases.__struct_fields__:
+            self._leases.labels(name).set(getattr(leases, name))
+        self._sessions.set(sessions)
+        self._branches.set(branches)
