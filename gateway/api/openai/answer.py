@@ -40,11 +40,17 @@ class GenerationBody(SamplingFields):
     session_params: Any = None
     prompt_cache_key: Any = None
 
-    def claim(self, headers: Mapping[str, str]) -> Claim:
+    def claim(self, headers: Mapping[str, str], previous: Claim | None = None) -> Claim:
+        """``previous`` is the claim of the response that the request continues."""
         params = self.session_params
         nested = params.get("id") if isinstance(params, dict) else None
         session = self.session_id if isinstance(self.session_id, str) else nested
-        return claim_of(headers, body_session=session, cache_key=self.prompt_cache_key)
+        return claim_of(
+            headers,
+            body_session=session,
+            cache_key=self.prompt_cache_key,
+            previous=previous,
+        )
 
 
 @dataclass(frozen=True, slots=True)

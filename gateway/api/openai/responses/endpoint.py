@@ -7,7 +7,6 @@ from typing import Final
 
 import msgspec
 
-from alipes.gateway.api.claims import claim_of
 from alipes.gateway.api.errors import ApiError, ErrorClass, invalid
 from alipes.gateway.api.exchange import Exchange
 from alipes.gateway.api.generation import Generation, Job, Update
@@ -127,11 +126,8 @@ class Creation:
             forced=forced,
             tools=shown,
             stems=(prompt.stem,),
-            claim=claim_of(
-                self._exchange.headers,
-                body_session=body.session_id,
-                cache_key=body.prompt_cache_key,
-                previous=continues.continued_by(self.id) if continues else None,
+            claim=body.claim(
+                self._exchange.headers, continues.continued_by(self.id) if continues else None
             ),
         )
 

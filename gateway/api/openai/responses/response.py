@@ -60,7 +60,11 @@ def failed(response: Object, output: list[Object], error: ApiError) -> Object:
 def usage_object(usage: Usage) -> Object:
     return {
         "input_tokens": usage.prompt,
-        "input_tokens_details": {"cached_tokens": usage.cached, "cache_write_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": usage.cached,
+            "restored_tokens": usage.restored,
+            "cache_write_tokens": 0,
+        },
         "output_tokens": usage.completion,
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.prompt + usage.completion,

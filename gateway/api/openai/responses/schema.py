@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from alipes.gateway.api.errors import invalid
-from alipes.gateway.api.sampling import Positive, SamplingFields
+from alipes.gateway.api.openai.answer import GenerationBody
+from alipes.gateway.api.sampling import Positive
 
 
 class Part(msgspec.Struct, omit_defaults=True):
@@ -52,9 +53,9 @@ class TextConfig(msgspec.Struct):
     format: TextFormat | None = None
 
 
-class ResponsesBody(SamplingFields, kw_only=True):
-    """Unknown fields (reasoning, truncation, service_tier, client_metadata, ...) are ignored, as
-    are those a model served here cannot honour without the answer being wrong for it."""
+class ResponsesBody(GenerationBody, kw_only=True):
+    """Unknown fields (service_tier, client_metadata, ...) are ignored, and so are wishes that
+    only hint (reasoning, text.verbosity) or that nothing here makes true (truncation)."""
 
     input: str | list[Item]
     instructions: str | None = None
@@ -62,7 +63,6 @@ class ResponsesBody(SamplingFields, kw_only=True):
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     max_output_tokens: Positive | None = None
-    stream: bool | None = None
     store: bool | None = None
     previous_response_id: str | None = None
     metadata: dict[str, Any] | None = None
@@ -71,8 +71,6 @@ class ResponsesBody(SamplingFields, kw_only=True):
     background: bool | None = None
     conversation: Any = None
     prompt: Any = None
-    prompt_cache_key: Any = None
-    session_id: Any = None
 
 
 def check_supported(body: ResponsesBody) -> None:

@@ -57,7 +57,11 @@ def test_whole_response(staged: Staged) -> None:
         prompt = len("system:be brief\nuser:hi\n")
         assert answer["usage"] == {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0},
+            "input_tokens_details": {
+                "cached_tokens": 3,
+                "restored_tokens": 0,
+                "cache_write_tokens": 0,
+            },
             "output_tokens": 5,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": prompt + 5,
