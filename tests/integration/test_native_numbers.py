@@ -27,7 +27,8 @@ from alipes.instance.contract import (
     TokenIds,
 )
 from alipes.instance.engine.native.engine import NativeEngine
-from alipes.instance.engine.protocol import Draw, Row
+from alipes.instance.engine.protocol import BlockCopy, Draw, Row
+from alipes.instance.memory.registry import HostBlock, HostRegistry
 
 GREEDY = Sampling(temperature=0)
 BLOCK = 64
@@ -49,6 +50,11 @@ class Call:
         return row
 
     @property
+    def held(self) -> list[int]:
+        """Blocks that hold state."""
+        return self.blocks[: -(-self.done // BLOCK)]
+
+    @property
     def generated(self) -> list[int]:
         return self.ids[self.prompt :].tolist()
 
@@ -58,6 +64,8 @@ class Desk:
 
     def __init__(self, engine: NativeEngine) -> None:
         self.engine = engine
+        self.registry = HostRegistry(engine.host.count)
+        self._ticket = 0
 
     def step(self, *calls: Call, limit: int = 512) -> None:
         drawn = {s.call_id: s.token for s in self.engine.step([c.row(limit) for c in calls])}
@@ -69,6 +77,28 @@ class Desk:
         while len(call.generated) < count:
             self.step(call, limit=limit)
         return call
+
+    def save(self, name: str, blocks: list[int], keys: list[bytes | None]) -> list[HostBlock]:
+        """Begin to copy these blocks to the host; a block without a key is referred to."""
+        report = next(report for report in self.engine.reports if report.name == name)
+        slabs = report.block_bytes // self.engine.host.slab_bytes
+        held = []
+        for key in keys:
+            block = self.registry.reserve(report.kv_format, key, slabs)
+            assert block is not None
+            held.append(block)
+        self.registry.hold([block for block in held if block.key is None])
+        self._ticket += 1
+        copies = [BlockCopy(b, h.slabs) for b, h in zip(blocks, held, strict=True)]
+        self.engine.copy_out(self._ticket, copies)
+        return held
+
+    def settle(self, held: list[HostBlock]) -> None:
+        assert self.engine.drain() == (self._ticket,)
+        self.registry.commit(held)
+
+    def restore(self, held: list[HostBlock], blocks: list[int]) -> None:
+        self.engine.copy_in([BlockCopy(b, h.slabs) for b, h in zip(blocks, held, strict=True)])
 
 
 class Oracle:
@@ -105,6 +135,7 @@ def desk(folders: dict[str, Path]) -> Iterator[Desk]:
             targets=Targets(),
             endpoint="",
             device_bytes=1200 << 20,
+            host_bytes=200 << 20,
             threads=2,
         )
     )
@@ -164,22 +195,70 @@ def test_odd_chunks_over_scattered_blocks(
     oracles(name).check(desk.generate(call, 16))
 
 
-@pytest.mark.parametrize(("name", "other"), [*zip(NAMES, NAMES[1:] + NAMES[:1], strict=True)])
+OTHERS = [*zip(NAMES, NAMES[1:] + NAMES[:1], strict=True)]
+
+
+@pytest.mark.parametrize(("name", "other"), OTHERS)
 def test_interrupted_by_a_switch_while_decoding(
     desk: Desk, oracles: Callable[[str], Oracle], text: TokenIds, name: str, other: str
 ) -> None:
+    """The last block is not full; the copies go on under a step of another call."""
     desk.engine.activate(name)
     call = desk.generate(Call("moved", text[100:300], [5, 2, 9, 4]), 7)
-    desk.engine.save(call.call_id, call.blocks, call.done)
-    assert desk.engine.host_used > 0
+    saved = desk.save(name, call.held, [None] * 4)
+    desk.generate(Call("busy", text[500:700], [10, 11, 12, 13]), 1)
+    desk.settle(saved)
     desk.engine.activate(other)
     between = desk.generate(Call("between", text[300:800], list(range(9))), 5)
     assert desk.engine.activate(name).addresses_kept
     call.blocks = [0, 7, 1, 3]
-    desk.engine.load(call.call_id, call.blocks)
-    assert desk.engine.host_used == 0
+    desk.restore(saved, call.held)
+    desk.registry.drop(saved)
+    assert desk.registry.held == 0
     oracles(name).check(desk.generate(call, 16))
     oracles(other).check(between)
+
+
+@pytest.mark.parametrize(("name", "other"), OTHERS)
+def test_a_prefix_restored_in_part_from_a_host_that_is_almost_full(
+    desk: Desk, oracles: Callable[[str], Oracle], text: TokenIds, name: str, other: str
+) -> None:
+    """Of eight blocks that the host had, others have pushed out the last three."""
+    registry, engine = desk.registry, desk.engine
+    engine.activate(other)
+    crowd = desk.generate(Call("crowd", text[2000:2640], list(range(11))), 1)
+    full: list[bytes | None] = [b"crowd %d" % i for i in range(10)]
+    desk.settle(desk.save(other, crowd.blocks[:10], full))
+
+    engine.activate(name)
+    prompt = text[3000:3600]
+    first = desk.generate(Call("first", prompt, scattered(1, 640)), 4)
+    keys: list[bytes | None] = [b"%s %d" % (name.encode(), i) for i in range(8)]
+    path = desk.save(name, first.blocks[:8], keys)
+    desk.settle(path)
+    revision = path[0].revision
+    registry.touch(registry.match(revision, [key for key in keys if key]))
+    # All that is left goes to a block that stays, and then room is made for three more.
+    rest = registry.free + registry.used - sum(len(block.slabs) for block in path)
+    filler = registry.reserve("filler", None, rest)
+    assert filler is not None
+    three = registry.reserve("filler", None, 3 * len(path[0].slabs))
+    assert three is not None
+    known = registry.match(revision, [key for key in keys if key])
+    assert known == path[:5]
+    registry.pin(known)
+
+    engine.activate(other)
+    desk.generate(Call("over it", text[4000:4700], list(range(20))), 3)
+    engine.activate(name)
+    blocks = [8, 3, 17, 4, 12, 1, 0, 2, 5, 6, 7]
+    desk.restore(known, blocks[:5])
+    again = desk.generate(Call("again", prompt, blocks, done=5 * BLOCK), 12)
+    oracles(name).check(again)
+    oracles(name).check(first)
+    registry.unpin(known)
+    registry.abort([filler, three])
+    assert registry.held == 0
 
 
 @pytest.mark.parametrize("name", NAMES)
