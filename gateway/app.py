@@ -23,7 +23,7 @@ from alipes.gateway.dispatch import Dispatcher
 from alipes.gateway.fleet.launcher import Launcher, LaunchSpec, LaunchState, ProcessState
 from alipes.gateway.fleet.link import Fleet
 from alipes.gateway.http import HttpServer
-from alipes.gateway.routing.decision import RouterSettings
+from alipes.gateway.routing.decision import Policy, RouterSettings
 from alipes.gateway.routing.router import Router
 from alipes.gateway.routing.sessions import SessionTable
 from alipes.gateway.telemetry.metrics import Metrics
@@ -41,7 +41,8 @@ log = logging.getLogger("alipes.gateway")
 
 
 class Gateway:
-    """All parts of one gateway, composed. ``start``, then ``stop``, once."""
+    """All parts of one gateway, composed. ``start``, then ``stop``, once. ``policy`` places calls
+    otherwise than the file says, to compare with."""
 
     def __init__(
         self,
@@ -49,10 +50,11 @@ class Gateway:
         texts: Mapping[str, ModelText],
         endpoint: str,
         launch_specs: Sequence[LaunchSpec] = (),
+        policy: Policy | None = None,
     ) -> None:
         settings = cluster.gateway
         self.metrics = Metrics(cluster.models, cluster.instances)
-        self.router = Router(_serving(cluster), _router_settings(cluster))
+        self.router = Router(_serving(cluster), _router_settings(cluster, policy))
         limits = settings.limits
         sessions = SessionTable(limits.sessions, limits.session_idle, secrets.token_bytes)
         self.dispatcher = Dispatcher(
@@ -113,12 +115,13 @@ def serve_gateway(
     launch_specs: Sequence[LaunchSpec],
     on_ready: Callable[[str], None],
     endpoint: str = "",
+    policy: Policy | None = None,
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP. ``folders`` hold the prepared models; ``on_ready``
     is told the URL once every model has an instance. ``endpoint`` defaults to the file's."""
     log_calls_to(sys.stderr)
     texts = {name: ModelText.load(name, folders[name]) for name in cluster.models}
-    gateway = Gateway(cluster, texts, endpoint or cluster.gateway.endpoint, launch_specs)
+    gateway = Gateway(cluster, texts, endpoint or cluster.gateway.endpoint, launch_specs, policy)
     gc.collect()
     gc.freeze()
     uvloop.run(_serve(gateway, cluster, on_ready))
@@ -162,13 +165,13 @@ def _serving(cluster: Cluster) -> dict[str, frozenset[str]]:
     }
 
 
-def _router_settings(cluster: Cluster) -> RouterSettings:
+def _router_settings(cluster: Cluster, policy: Policy | None) -> RouterSettings:
     limits, routing, on = cluster.gateway.limits, cluster.routing, cluster.ablations
     return RouterSettings(
         queue_depth=limits.queue_depth,
         queue_timeout=limits.queue_timeout,
         lease_seconds=routing.lease_seconds if on.leases else 0.0,
-        policy="residency" if on.residency_routing else "least-pressure",
+        policy=policy or ("residency" if on.residency_routing else "least-pressure"),
         control_window=routing.control_window,
         replica_penalty=routing.replica_penalty,
     )

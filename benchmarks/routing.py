@@ -1,0 +1,232 @@
+"""Where calls go, and what that is worth: three models on two cold instances.
+
+Three placement policies serve the same agent sessions at three offered loads, then the full router
+with leases of different lengths. Gateway, links and instances are real processes; the engine is
+the fake one, whose work takes the times stated below, so that only placement differs.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from agents import AgentSession, Shape, sessions
+from common import Claim, arguments, write_report
+from gateway_stacks import long_context_folder
+from paired import BySession, percentile_ratio
+from stack import replay, stack
+
+from alipes.replay.plan import NANOSECONDS
+from alipes.replay.records import CallRecord
+from alipes.replay.stats import nearest_rank
+
+MODELS: Final = ("a", "b", "c")
+COSTS: Final = {"prefill_token": 5e-5, "step": 0.015, "switch": 0.5, "restore_token": 2e-6}
+"""Assumed, in seconds, near what a model of 32 billion parameters in 16 bits takes on four
+accelerators (the models of Talaria 5.3): 20,000 prompt tokens a second; decode that reads 16 GB of
+weights an accelerator at some 1 TB/s; 64 GB of weights over four links at some 32 GB/s; state of
+256 KB a token over the same links."""
+POLICIES: Final = ("least-pressure", "session-sticky", "residency")
+FULL_ROUTER, BASE = "residency", "least-pressure"
+DEFAULT_LEASE: Final = 1.0
+SEED: Final = 11
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """``loads`` are sessions that begin a second; ``leases`` are swept at the load named."""
+
+    per_model: int
+    shape: Shape
+    loads: Mapping[str, float]
+    leases: tuple[float, ...]
+    lease_load: str
+
+
+SHAPE = Shape((4, 4), (6000, 10_000), (300, 1500), (20, 60))
+FULL = Size(10, SHAPE, {"low": 0.8, "medium": 1.6, "high": 4.0}, (0, 0.5, 1, 2, 5), "medium")
+QUICK = Size(5, replace(SHAPE, calls=(3, 3)), {"high": 4.0}, (0, 1), "high")
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One run: a policy at a load; leases of so many seconds, none at 0."""
+
+    policy: str
+    load: str
+    lease: float
+
+    def cluster(self, folder: Path) -> dict[str, Any]:
+        cold = {
+            "pool": "cold",
+            "models": list(MODELS),
+            "engine": "fake",
+            "device_bytes": "800MiB",
+            "host_bytes": "4GiB",
+            "prefill_chunk": 4096,
+            "fake": COSTS,
+        }
+        return {
+            "models": {name: {"source": str(folder)} for name in MODELS},
+            "instances": {"cold-0": cold, "cold-1": cold},
+            "gateway": {"allow_forced_tokens": True},
+            "routing": {"lease_seconds": self.lease or DEFAULT_LEASE},
+            "ablations": {"leases": self.lease > 0},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One run: its calls, what the router counted, switches of both instances."""
+
+    records: tuple[CallRecord, ...]
+    sct: dict[str, float]
+    counts: dict[str, int]
+    leases: dict[str, int]
+    switches: int
+    seconds: float
+
+    def ttft(self, returning: bool = False) -> BySession:
+        """TTFT of the calls of each session; of all but the first where ``returning``."""
+        told: dict[str, list[float]] = {}
+        for record in self.records:
+            if record.ttft is not None and record.index >= returning:
+                told.setdefault(record.session, []).append(record.ttft)
+        return told
+
+
+def main() -> int:
+    options = arguments(__doc__ or "").parse_args()
+    size = QUICK if options.quick else FULL
+    with tempfile.TemporaryDirectory(prefix="alipes-routing-") as name:
+        outcomes = measure(size, Path(name))
+    rows = [row(setting, outcome, outcomes) for setting, outcome in outcomes.items()]
+    notes = {"fake_costs": COSTS, "sessions": size.per_model * len(MODELS), "loads": size.loads}
+    return write_report("routing", rows, claims_of(size, outcomes), options.json, notes)
+
+
+# --- running -----------------------------------------------------------------------------------
+
+
+def settings(size: Size) -> list[Setting]:
+    """Every policy at every load, then the lease times that remain."""
+    policies = [
+        Setting(policy, load, DEFAULT_LEASE if policy == FULL_ROUTER else 0.0)
+        for load in size.loads
+        for policy in POLICIES
+    ]
+    sweep = [Setting(FULL_ROUTER, size.lease_load, lease) for lease in size.leases]
+    return list(dict.fromkeys([*policies, *sweep]))
+
+
+def measure(size: Size, work: Path) -> dict[Setting, Outcome]:
+    folder = long_context_folder(work)
+    plan = sessions(MODELS, size.per_model, size.shape, folder, SEED)
+    outcomes = {}
+    for number, setting in enumerate(settings(size)):
+        arriving = begin_at_rate(plan, size.loads[setting.load])
+        outcomes[setting] = run(setting, arriving, work / f"run{number}", folder)
+    return outcomes
+
+
+def begin_at_rate(plan: Sequence[AgentSession], rate: float) -> list[AgentSession]:
+    """The sessions in an order drawn from the seed, beginning as a Poisson process."""
+    rng = np.random.default_rng(SEED)
+    order, begin, arriving = rng.permutation(len(plan)), 0.0, []
+    for place in order:
+        session = plan[place]
+        first = replace(session.calls[0], gap=round(begin * NANOSECONDS))
+        arriving.append(replace(session, calls=(first, *session.calls[1:])))
+        begin += float(rng.exponential(1 / rate))
+    return arriving
+
+
+def run(setting: Setting, plan: Sequence[AgentSession], work: Path, folder: Path) -> Outcome:
+    script = Path(__file__).with_name("policy_gateway.py")
+    command = (sys.executable, "-P", str(script), setting.policy)
+    with stack(work, setting.cluster(folder), command) as serving:
+        done = replay(serving.url, plan)
+        admin, shown = serving.admin(), serving.settled()
+    summary = done.summary()
+    return Outcome(
+        records=tuple(done.records),
+        sct={one.session: one.sct for one in summary.sessions if one.sct is not None},
+        counts=admin["placements"],
+        leases=admin["leases"],
+        switches=sum(one["counters"]["switches"] for one in shown.values()),
+        seconds=summary.seconds,
+    )
+
+
+# --- judging and telling -----------------------------------------------------------------------
+
+
+def row(setting: Setting, outcome: Outcome, outcomes: Mapping[Setting, Outcome]) -> dict[str, Any]:
+    base = outcomes.get(replace(setting, policy=BASE, lease=0.0))
+    ttft = [value for values in outcome.ttft().values() for value in values]
+    back = [value for values in outcome.ttft(returning=True).values() for value in values]
+    counts, leases = outcome.counts, outcome.leases
+    return {
+        "load": setting.load,
+        "policy": setting.policy,
+        "lease s": setting.lease,
+        "avoidable opens": counts["avoidable_opens"],
+        "opens": counts["opens"],
+        "switches": outcome.switches,
+        "same instance %": percent(counts["same_instance"], counts["returns"]),
+        "model resident %": percent(counts["placed"] - counts["opens"], counts["placed"]),
+        "SCT p50": nearest_rank(outcome.sct.values(), 50),
+        "SCT p95": nearest_rank(outcome.sct.values(), 95),
+        "TTFT p50": nearest_rank(ttft, 50),
+        "TTFT p95": nearest_rank(ttft, 95),
+        "to base p95": str(percentile_ratio(outcome.ttft(), base.ttft(), 95)) if base else "",
+        "returning p50": nearest_rank(back, 50),
+        "returning p95": nearest_rank(back, 95),
+        "unused leases %": percent(leases["expired"] + leases["discarded"], leases["installed"]),
+        "sessions at once": sum(outcome.sct.values()) / outcome.seconds,
+    }
+
+
+def percent(part: int, whole: int) -> float:
+    return 100 * part / whole if whole else 0.0
+
+
+def claims_of(size: Size, outcomes: Mapping[Setting, Outcome]) -> list[Claim]:
+    claims = []
+    for load in size.loads:
+        full, base = (
+            outcomes[Setting(FULL_ROUTER, load, DEFAULT_LEASE)],
+            outcomes[Setting(BASE, load, 0.0)],
+        )
+        if load == "high":
+            mine, theirs = full.counts["avoidable_opens"], base.counts["avoidable_opens"]
+            claims.append(
+                Claim(
+                    "avoidable opens at high load (issue 3; the paper: 37 to 1)",
+                    mine,
+                    "",
+                    f"< least-pressure's {theirs}",
+                    mine < theirs,
+                )
+            )
+        if load != "low":
+            tail = percentile_ratio(full.ttft(), base.ttft(), 95)
+            claims.append(
+                Claim(
+                    f"TTFT p95 to least-pressure's, {load} load (the paper, high: 0.65)",
+                    tail.value,
+                    "x",
+                    "<= 1",
+                    tail.value <= 1,
+                )
+            )
+    return claims
+
+
+if __name__ == "__main__":
+    sys.exit(main())
