@@ -178,7 +178,9 @@ class Dispatcher:
         """Let the instance finish what it has; False if it is not connected."""
         if not self.router.drain(instance, self._clock()):
             return False
-        return self._send(instance, Drain())
+        sent = self._send(instance, Drain())
+        self.tick()
+        return sent
 
     def fail_all(self, failure: CallFailure) -> None:
         """End every call, on its instance too: the gateway stops."""
@@ -416,6 +418,7 @@ _KINDS: Final = {
 _REJECTS: Final = {
     RejectKind.UNKNOWN_MODEL: FailureKind.UNAVAILABLE,
     RejectKind.TOO_LARGE: FailureKind.INVALID,
+    RejectKind.DRAINING: FailureKind.UNAVAILABLE,
     RejectKind.OVERLOADED: FailureKind.OVERLOADED,
     RejectKind.TIMEOUT: FailureKind.TIMEOUT,
 }

@@ -151,6 +151,7 @@ class Wait(msgspec.Struct, frozen=True):
 class RejectKind(StrEnum):
     UNKNOWN_MODEL = "unknown-model"
     TOO_LARGE = "too-large"
+    DRAINING = "draining"
     OVERLOADED = "overloaded"
     TIMEOUT = "queue-timeout"
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from math import ceil
 
 from alipes.gateway.routing.admission import misfit
@@ -29,6 +29,15 @@ def too_large(call: CallShape, serving: Iterable[InstanceState]) -> Reject | Non
     if not misfits or not all(misfits):
         return None
     return Reject(call.call_id, RejectKind.TOO_LARGE, misfits[0])
+
+
+def draining(call: CallShape, serving: Collection[InstanceState]) -> Reject | None:
+    """A call whose model is on instances that all drain: none takes it before it starts anew."""
+    names = [instance.name for instance in serving if instance.up and not instance.healthy]
+    if not names or any(instance.name not in names for instance in serving):
+        return None
+    reason = f"{call.model} is not served now: {', '.join(names)} drained"
+    return Reject(call.call_id, RejectKind.DRAINING, reason)
 
 
 def overloaded(call: CallShape, waiting: int, after: float) -> Reject:

@@ -102,6 +102,7 @@ class Router:
         if name not in self._instances:
             return False
         self._instances[name].drain()
+        self._stirred = True
         return True
 
     # --- where blocks are ------------------------------------------------------------------------
@@ -246,10 +247,12 @@ class Router:
     # --- decisions (Algorithm 1, lines 10 to 25) --------------------------------------------------
 
     def _refusal(self, call: CallShape) -> Reject | None:
-        """What no waiting can mend: an unknown model, or a call that no instance can hold."""
+        """What no waiting can mend: an unknown model, a call that no instance can hold, or
+        instances that all drain."""
         if call.model not in self._known:
             return overload.unknown(call, self._known)
-        return overload.too_large(call, self._serving(call.model))
+        serving = self._serving(call.model)
+        return overload.too_large(call, serving) or overload.draining(call, serving)
 
     def _serving(self, model: str) -> list[InstanceState]:
         return [self._instances[name] for name in self._known[model]]

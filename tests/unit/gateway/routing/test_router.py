@@ -136,13 +136,9 @@ def test_a_cheaper_instance_without_room_is_told_as_spill(router: Router) -> Non
     assert {c.instance: c.why for c in placement.candidates} == {"cold": Why.OK, "hot": Why.FULL}
 
 
-@pytest.mark.parametrize(
-    ("why", "seconds"), [(Why.SILENT, 3.5), (Why.STALE, 6.0), (Why.DRAINING, 0.0)]
-)
+@pytest.mark.parametrize(("why", "seconds"), [(Why.SILENT, 3.5), (Why.STALE, 6.0)])
 def test_unfit_instances_get_no_new_calls(router: Router, why: Why, seconds: float) -> None:
     now = int(seconds * SECOND)
-    if why is Why.DRAINING:
-        assert router.drain("cold", now)
     if why is Why.STALE:
         router.beat("cold", now)
     answer = waiting(router.place(call(1, "b"), now))
@@ -168,7 +164,9 @@ def test_a_beat_ends_silence_while_the_state_is_young(router: Router) -> None:
 
 def test_an_instance_that_says_it_drains_is_left_alone(router: Router) -> None:
     router.updated("cold", snapshot(2, draining=True), 0)
-    assert waiting(router.place(call(1, "b"), 0)).candidates[0].why is Why.DRAINING
+    placement = placed(router.place(call(1, "a"), 0))
+    assert {c.instance: c.why for c in placement.candidates}["cold"] is Why.DRAINING
+    assert rejected(router.place(call(2, "b"), 0)).kind is RejectKind.DRAINING
     assert not router.drain("nobody", 0)
 
 
@@ -272,15 +270,29 @@ def test_retry_after_is_the_shortest_backlog(router: Router) -> None:
 
 
 def test_a_queued_call_times_out_at_its_wakeup(router: Router) -> None:
-    router.drain("cold", 0)
+    router.disconnected("cold", 0)
     waiting(router.place(call(1, "b"), SECOND))
     wakeup = router.next_wakeup(SECOND)
     assert wakeup == 11 * SECOND
     assert router.retry(wakeup - 1) == []
     [refusal] = router.retry(wakeup)
     assert rejected(refusal).kind is RejectKind.TIMEOUT
-    assert rejected(refusal).reason.endswith("within 10 s: cold is draining")
+    assert rejected(refusal).reason.endswith("within 10 s: cold is down")
     assert router.next_wakeup(wakeup) is None
+
+
+def test_a_model_whose_instances_all_drain_is_refused_at_once(router: Router) -> None:
+    router.updated("cold", busy(), 0)
+    queued = call(1, "b", prompt=3000)
+    waiting(router.place(queued, 0))
+    router.drain("cold", 0)
+    [refusal] = router.retry(0)
+    for refused in (rejected(refusal), rejected(router.place(call(2, "b"), 0))):
+        assert refused.kind is RejectKind.DRAINING
+        assert refused.reason == "b is not served now: cold drained"
+    placed(router.place(call(3, "a"), 0))
+    router.disconnected("cold", 0)
+    waiting(router.place(call(4, "b"), 0))
 
 
 def test_calls_of_a_lost_instance_come_back_once(router: Router) -> None:
