@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from alipes.gateway.config import ApiKey, Limits
+from alipes.gateway.text.errors import TextError
 from alipes.instance.contract import Submit
 
 PATH = "/v1/responses"
@@ -471,5 +472,18 @@ def test_fields_of_agents_that_change_nothing(staged: Staged) -> None:
             background=False,
             stream_options={"include_obfuscation": False},
         )
+
+    staged(body)
+
+
+def test_what_the_template_refuses_is_the_input(staged: Staged) -> None:
+    async def body(stage: Any) -> None:
+        async def refuse(*_: Any) -> Any:
+            raise TextError("messages", "the model's chat template refused: roles")
+
+        stage.texts["hot-model"].chat = refuse
+        error = (await stage.browser.post(PATH, BODY)).json()["error"]
+        assert error["param"] == "input"
+        assert "refused: roles" in error["message"]
 
     staged(body)
