@@ -123,6 +123,7 @@ class RouterMachine(RuleBasedStateMachine):
     def drain(self, name: str) -> None:
         assert self.router.drain(name, self.now)
         self.instances[name].draining = True
+        self._retry()
 
     @rule(name=names, old=st.booleans(), data=st.data(), load=loads)
     def update(self, name: str, old: bool, data: st.DataObject, load: Load) -> None:
@@ -179,8 +180,14 @@ class RouterMachine(RuleBasedStateMachine):
                 assert 1 <= answer.retry_after <= LIMITS.queue_timeout
             case Reject(kind=RejectKind.TOO_LARGE):
                 assert prompt + output > KV_TOKENS + 1
+            case Reject(kind=RejectKind.DRAINING):
+                assert self._all_drain(model)
             case _:
                 raise AssertionError(answer)
+
+    def _all_drain(self, model: str) -> bool:
+        states = [self.instances[name] for name in KNOWN[model]]
+        return all(state.up and state.draining for state in states)
 
     def _took(self, call: CallShape, placement: Placement) -> None:
         known = self.instances[placement.instance]
@@ -238,6 +245,8 @@ class RouterMachine(RuleBasedStateMachine):
                 self._took(call, answer)
             elif answer.kind is RejectKind.TIMEOUT:
                 assert self.now >= arrived + LIMITS.queue_timeout * SECOND
+            elif answer.kind is RejectKind.DRAINING:
+                assert self._all_drain(call.model)
             else:
                 assert answer.kind is RejectKind.TOO_LARGE
                 assert call.prompt_tokens + call.max_tokens > KV_TOKENS + 1
