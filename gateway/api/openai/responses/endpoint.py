@@ -6,6 +6,7 @@ import secrets
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from alipes.gateway.api.errors import ApiError, ErrorClass, invalid
 from alipes.gateway.api.exchange import Exchange
@@ -146,7 +147,8 @@ class Creation:
         service.responses.add(
             self._exchange.record.tenant,
             self.id,
-            generation.claim,
+            # A doubtful id of the request has become the session's own.
+            replace(generation.claim, weak=False),
             service.dispatcher.now(),
             turn=turn,
             body=body,

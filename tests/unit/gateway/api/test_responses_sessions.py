@@ -71,7 +71,9 @@ def test_two_continuations_of_one_response_are_a_fork(staged: Staged) -> None:
         assert _branches(stage, session) == [("", "", 2), (fork, "", 1)]
         await _post(stage, previous_response_id=fork, input="on")
         assert _branches(stage, session) == [("", "", 2), (fork, "", 2)]
-        branches = [call.branch for call in stage.fleet.of(Submit)]
+        calls = stage.fleet.of(Submit)
+        assert [call.continuation for call in calls] == [False, True, False, True]
+        branches = [call.branch for call in calls]
         assert branches[0] == branches[1] != branches[2] == branches[3]
 
     staged(body)
@@ -111,6 +113,21 @@ def test_items_sent_back_tell_the_session_of_what_is_not_stored(staged: Staged) 
         items[0]["id"] = items[0]["id"].replace("msg_", "msg_0")[:-3] + "_0"
         _, other = await _post(stage, input=[{"role": "user", "content": "b"}, items[0]])
         assert other != session
+
+    staged(body)
+
+
+def test_a_session_once_found_is_sure(staged: Staged) -> None:
+    """A doubtful id counts for a new session; the response knows which it was."""
+
+    async def body(stage: Any) -> None:
+        stage.fleet.auto = "x"
+        first, session = await _post(stage, {"x-correlation-id": "one"})
+        await _post(stage, {"x-session-id": session, "x-session-final": "1"}, input="bye")
+        long = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "x"}]
+        await _post(stage, {"x-session-id": "rival"}, input=long)
+        _, same = await _post(stage, input="more", previous_response_id=first)
+        assert same == session == "one"
 
     staged(body)
 
