@@ -9,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from alipes.gateway.routing.predict import (
+    MovingMeans,
     OutputLengths,
     backlog_seconds,
     decode_step,
     predict_round,
     prefill_seconds,
+    restore_seconds,
 )
 from alipes.instance.contract import Estimate, Load, Targets
 
@@ -22,14 +24,42 @@ FLAT = Estimate(0.0, 0.001, 0.0, 0.05, 0.0, 0.0, 0.5, 0.0, 0.0, 9)
 TARGETS = Targets(ttft=10.0, tpot=0.5, gamma=0.8)
 
 
-@given(tokens=st.integers(0, 5000), chunk=st.integers(1, 700))
-def test_prefill_is_the_sum_of_its_chunks(tokens: int, chunk: int) -> None:
-    total, end = 0.0, 0
-    while end < tokens:
-        step = min(chunk, tokens - end)
+@given(tokens=st.integers(0, 5000), chunk=st.integers(1, 700), start=st.integers(0, 9000))
+def test_prefill_is_the_sum_of_its_chunks(tokens: int, chunk: int, start: int) -> None:
+    total, end = 0.0, start
+    while end < start + tokens:
+        step = min(chunk, start + tokens - end)
         end += step
         total += COST.prefill_base + step * COST.prefill_token + step * end * COST.prefill_context
-    assert prefill_seconds(COST, tokens, chunk) == pytest.approx(total)
+    assert prefill_seconds(COST, tokens, chunk, start) == pytest.approx(total)
+
+
+def test_only_what_is_copied_costs_a_restore() -> None:
+    cost = Estimate(0, 0, 0, 0, 0, 0, 0, 0.5, 0.001, 1)
+    assert restore_seconds(cost, 0) == 0
+    assert restore_seconds(cost, 640) == pytest.approx(0.5 + 0.64)
+    assert restore_seconds(cost, 640, copies=3) == pytest.approx(1.5 + 0.64)
+
+
+def test_a_mean_of_several_values_at_once_is_that_of_one_after_another() -> None:
+    together, apart = MovingMeans(0.25), MovingMeans(0.25)
+    for means in (together, apart):
+        means.observe("a", 8.0)
+    together.observe("a", 2.0, times=3)
+    for _ in range(3):
+        apart.observe("a", 2.0)
+    assert together.of("a") == pytest.approx(apart.of("a"))
+    assert together.of("b") is None
+    assert together.known() == {"a"}
+
+
+def test_held_seconds_are_in_the_round_and_leave_less_for_prefill() -> None:
+    loads = {"a": Load(1, 1000, 0, 0, 0), "b": Load(0, 0, 1, 50, 50)}
+    costs = dict.fromkeys("ab", FLAT)
+    free = predict_round(loads, costs, "a", TARGETS, 512, 16)
+    held = predict_round(loads, costs, "a", TARGETS, 512, 16, held=0.4)
+    assert held.length == pytest.approx(free.length + 0.4 / 0.8)
+    assert held.budget == pytest.approx(free.budget - 0.4)
 
 
 def test_decode_step_counts_calls_and_context() -> None:
