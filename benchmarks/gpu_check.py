@@ -1,11 +1,12 @@
-"""Everything that needs a CUDA device, in one run: the ``gpu`` tests, then switches and tokens.
+"""Everything that needs a CUDA device, in one run: the ``gpu`` tests, switches, KV copies, tokens.
 
-Switches are held against the copy bandwidth of pinned memory, measured in the same run. With
-``--dry-run`` the same steps run on the CPU with tiny sizes, and nothing is claimed.
+Switches and copies are held against the copy bandwidth of pinned memory, measured in the same
+run. With ``--dry-run`` the same steps run on the CPU with tiny sizes, and nothing is claimed.
 """
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -30,11 +31,13 @@ from alipes.instance.contract import (
     Targets,
 )
 from alipes.instance.engine.native.engine import NativeEngine
-from alipes.instance.engine.protocol import Draw, Row
+from alipes.instance.engine.protocol import BlockCopy, Draw, Row
 
 TESTS_SECONDS = 300
 FAMILIES = ("llama", "qwen3", "qwen3-moe")
 GREEDY = Sampling(temperature=0)
+COPIED_BLOCKS = 128
+TICKETS = itertools.count(1)
 Cells = dict[str, Any]
 
 
@@ -106,6 +109,40 @@ def switches(device: str, engine: NativeEngine, rounds: int) -> tuple[list[Cells
     ]
 
 
+def kv_copies(device: str, engine: NativeEngine, rounds: int) -> list[Cells]:
+    """Blocks of each model to the host and back, neighbours on both sides and scattered."""
+    bound, rows = copy_rate(device), []
+    for report in engine.reports:
+        engine.activate(report.name)
+        parts = report.block_bytes // engine.host.slab_bytes
+        count = min(COPIED_BLOCKS, report.kv_blocks, engine.host.count // parts)
+        slabs = np.arange(count * parts)
+        for layout in ("in a row", "scattered"):
+            copies = [
+                BlockCopy(block, tuple(own.tolist()))
+                for block, own in enumerate(slabs.reshape(count, parts))
+            ]
+            out = min(timed(device, partial(copy_out, engine, copies)) for _ in range(rounds))
+            back = min(timed(device, partial(engine.copy_in, copies)) for _ in range(rounds))
+            nbytes = count * report.block_bytes
+            for way, seconds in (("to the host", out), ("to the device", back)):
+                rows.append(
+                    {
+                        "case": f"KV of {report.name} {way}, slabs {layout}",
+                        "ms": seconds * 1e3,
+                        "bytes": nbytes,
+                        "of copy bound": nbytes / seconds / bound,
+                    }
+                )
+            slabs = np.random.default_rng(3).permutation(slabs)
+    return rows
+
+
+def copy_out(engine: NativeEngine, copies: list[BlockCopy]) -> None:
+    engine.copy_out(next(TICKETS), copies)
+    engine.drain()
+
+
 def speeds(device: str, engine: NativeEngine, steps: int) -> list[Cells]:
     """Tokens a second of each model: a prompt of 512, then eight calls that decode together."""
     rows = []
@@ -134,6 +171,7 @@ def main() -> int:
     device, size = ("cpu", "tiny") if options.dry_run else ("cuda", "small")
     engine = build(device, size)
     rows, claims = switches(device, engine, 3 if options.quick or options.dry_run else 34)
+    rows += kv_copies(device, engine, 3 if options.quick or options.dry_run else 10)
     rows += speeds(device, engine, 3 if options.quick or options.dry_run else 20)
     engine.close()
     if options.dry_run:

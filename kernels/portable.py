@@ -53,7 +53,7 @@ def copy_out(
 ) -> None:
     """Gathers on the device, so that neighbouring slabs cross the bus together."""
     for part, of in zip(_parts(rows, pool), _parts(slabs, pool), strict=True):
-        gathered = pool.index_select(0, part.to(pool.device))
+        gathered = pool.index_select(0, _beside(part, pool))
         for first, start, length in runs(of):
             host[start : start + length].copy_(gathered[first : first + length], non_blocking=True)
 
@@ -65,12 +65,19 @@ def copy_in(
         gathered = pool.new_empty(len(part), pool.shape[1])
         for first, start, length in runs(of):
             gathered[first : first + length].copy_(host[start : start + length], non_blocking=True)
-        pool.index_copy_(0, part.to(pool.device), gathered)
+        pool.index_copy_(0, _beside(part, pool), gathered)
 
 
 def _parts(indices: torch.Tensor, pool: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Pieces whose rows fit the bytes that may be staged on the device at a time."""
     return torch.split(indices, max(1, _STAGED // pool.shape[1]))
+
+
+def _beside(indices: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
+    """On the pool's device; plain memory would have to wait for all that the device has to do."""
+    if pool.device == indices.device:
+        return indices
+    return indices.pin_memory().to(pool.device, non_blocking=True)
 
 
 def penalize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,13 +12,14 @@ import torch
 
 from alipes.instance.contract import InstanceSettings, ModelSettings, Pool, Sampling, Targets
 from alipes.instance.engine.native.engine import NativeEngine
-from alipes.instance.engine.protocol import Draw, Row
+from alipes.instance.engine.protocol import BlockCopy, Draw, EngineError, Row
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 NAMES = ("llama", "qwen3", "qwen3-moe")
+TICKETS = itertools.count(1)
 
 
 def engine_on(device: str, folders: dict[str, Path]) -> NativeEngine:
@@ -42,8 +44,33 @@ def engines(tiny_folders: dict[str, Path]) -> Iterator[tuple[NativeEngine, Nativ
         engine.close()
 
 
+def copies(engine: NativeEngine, name: str, blocks: range) -> list[BlockCopy]:
+    """Each block with slabs of its own, some of them neighbours."""
+    report = next(report for report in engine.reports if report.name == name)
+    parts = report.block_bytes // engine.host.slab_bytes
+    first = (3 * engine.host.count // 4) // parts
+    return [
+        BlockCopy(block, tuple(range(place * parts, (place + 1) * parts)))
+        for block, place in zip(
+            blocks, [7, 6, 2, 3, 4, 0, 5, 1, *range(first, first + 4)], strict=True
+        )
+    ]
+
+
+def copy_out(engine: NativeEngine, moved: list[BlockCopy]) -> None:
+    """The step that runs meanwhile writes blocks that no copy reads."""
+    ticket = next(TICKETS)
+    engine.copy_out(ticket, moved)
+    with pytest.raises(EngineError, match="drain them"):
+        engine.activate(engine.reports[0].name)
+    tokens = np.arange(100, dtype=np.int32)
+    engine.step([Row(b"meanwhile", tokens, 0, range(40, 42), None)])
+    assert [*engine.copied(), *engine.drain()] == [ticket]
+
+
 def greedy(engine: NativeEngine, name: str, other: str) -> list[int]:
-    """Twenty tokens after 700 in chunks; in the middle, another model takes the device."""
+    """Twenty tokens after 700 in chunks; in the middle, another model takes the device and the
+    call's KV goes to the host and comes back elsewhere, while a step runs."""
     engine.activate(name)
     ids = np.random.default_rng(4).integers(100, 40_000, 700).astype(np.int32)
     blocks, sampling, done = range(1, 13), Sampling(temperature=0), 0
@@ -55,12 +82,12 @@ def greedy(engine: NativeEngine, name: str, other: str) -> list[int]:
         if draw is not None:
             ids = np.append(ids, np.int32(drawn[0].token))
         if len(ids) == 710:
-            engine.save(b"call", blocks, done)
+            copy_out(engine, copies(engine, name, blocks))
             engine.activate(other)
             engine.step([Row(b"other", ids[:100], 0, range(2), None)])
             assert engine.activate(name).addresses_kept
             blocks = range(20, 32)
-            engine.load(b"call", blocks)
+            engine.copy_in(copies(engine, name, blocks))
     return ids[700:].tolist()
 
 
