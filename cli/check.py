@@ -223,6 +223,6 @@ def _show(plan: InstanceBytes) -> None:
     rows.append(("runtime buffers", f"{plan.runtime_bytes:,}", "", "", "", ""))
     rows.append(("device total", f"{plan.device_bytes:,}", "", "", "", ""))
     rows.append(("host: weights", f"{plan.host_weight_bytes:,}", "", "", "", ""))
-    rows.append(("host: saved calls", f"{plan.host_bytes:,}", "", "", "", ""))
+    rows.append(("host: KV", f"{plan.host_bytes:,}", "", "", "", ""))
     columns = ("model", "bytes", "KV bytes", "context", "step ms", "fits")
     print_table(f"{plan.name} ({plan.pool.value})", columns, rows, ("model", "fits"))
