@@ -180,7 +180,12 @@ class ScriptedFleet:
             self.dispatcher.message(instance, Tokens(call.model, (drawn,)))
 
     def finish(
-        self, instance: str, call: Submit, tokens: int, reason: FinishReason = FinishReason.STOP
+        self,
+        instance: str,
+        call: Submit,
+        tokens: int,
+        reason: FinishReason = FinishReason.STOP,
+        prefix: bytes = b"",
     ) -> None:
         self.dispatcher.message(
             instance,
@@ -194,6 +199,8 @@ class ScriptedFleet:
                 queued=0.0,
                 prefill=0.01,
                 decode=0.02,
+                prefix=prefix,
+                prefix_tokens=64 if prefix else 0,
             ),
         )
 
