@@ -88,8 +88,9 @@ class ApiKey(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Limits(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Bounds of the gateway: sizes in bytes, times in seconds. ``session_idle`` is also how long
-    a stored response is kept after its last use."""
+    """Bounds of the gateway: sizes in bytes, times in seconds. ``sessions`` counts branches: a
+    session has at least one for each model that it uses. ``session_idle`` is also how long a
+    stored response is kept after its last use."""
 
     body_bytes: Bytes = 32 << 20
     queue_depth: Count = 256

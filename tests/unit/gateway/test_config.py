@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from alipes.gateway.config import (
+    Ablations,
     Cluster,
     ConfigError,
+    Limits,
+    RoutingEntry,
     instance_settings,
     json_schema,
     load_cluster,
@@ -165,6 +169,16 @@ FAULTS = [
         "targets: {tpot: .nan}",
         "targets.tpot: must be above 0 and at most 86400 (seconds)",
     ),
+    (
+        "cache: store",
+        "routing: {lease_seconds: 0}",
+        "routing.lease_seconds: expected float > 0.0, got 0",
+    ),
+    (
+        "cache: store",
+        "ablations: {host_kw: false}",
+        "ablations.host_kw: unknown field; did you mean 'host_kv'?",
+    ),
     ("cache: store", "targts: {}", "targts: unknown field; did you mean 'targets'?"),
     ("cache: store", "models: {}", "models: written twice (again in line 12); keep one"),
     ("cache: store", "cache: [", "line 13: not valid YAML: "),
@@ -206,3 +220,18 @@ def test_the_schema_describes_the_file_as_it_is_written() -> None:
         for ref in [ref.split("}")[0].split(",")[0]]
     }
     assert references <= set(definitions)
+    written = set(definitions["Cluster"]["properties"])
+    assert written == {"models", "instances", "targets", "routing", "ablations", "gateway", "cache"}
+    for struct in (Limits, RoutingEntry, Ablations):
+        assert set(definitions[struct.__name__]["properties"]) == set(struct.__struct_fields__)
+
+
+def test_the_first_file_names_every_choice_with_its_default(file: Path) -> None:
+    text = resources.files("alipes.cli").joinpath("default.yaml").read_text(encoding="utf-8")
+    cluster = load(file, text)
+    assert cluster.routing == RoutingEntry()
+    assert cluster.ablations == Ablations()
+    assert cluster.gateway.limits == Limits()
+    for struct in (Limits, RoutingEntry, Ablations):
+        for name in struct.__struct_fields__:
+            assert f" {name}: " in text

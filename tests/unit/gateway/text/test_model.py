@@ -45,6 +45,22 @@ def test_prompts_equal_transformers_and_grow_cheaply(smollm2_folder: Path) -> No
         prompt.tokens[0] = 1
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_the_next_prompt_begins_with_the_stem(tiny_folders: dict[str, Path], family: str) -> None:
+    text = ModelText.load("t", tiny_folders[family])
+    chat = [{"role": "system", "content": "Be brief."}]
+    assert asyncio.run(text.chat(chat, None)).stem == 0
+    chat.append(user("hi"))
+    for _ in range(3):
+        before = asyncio.run(text.chat(chat, None))
+        shown = "".join(text.piece(int(token))[0] for token in before.tokens[before.stem :])
+        assert shown.startswith("<|im_start|>assistant")
+        chat += [{"role": "assistant", "content": "no"}, user("more")]
+        after = asyncio.run(text.chat(chat, None))
+        assert after.tokens[: before.stem].tolist() == before.tokens[: before.stem].tolist()
+    assert asyncio.run(text.text("Once upon")).stem == 2
+
+
 def test_long_and_short_texts_tokenize_alike(smollm2_folder: Path) -> None:
     reference = Tokenizer.from_file(str(smollm2_folder / "tokenizer.json"))
     text = ModelText.load("s", smollm2_folder)
