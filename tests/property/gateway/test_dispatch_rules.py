@@ -18,9 +18,10 @@ from hypothesis.stateful import (
     rule,
 )
 
-from alipes.gateway.calls import CallFailure, CallRequest, Inbox
+from alipes.gateway.calls import CallFailure, CallRequest, Inbox, Restarted
 from alipes.gateway.dispatch import Dispatcher, LiveCall
 from alipes.gateway.routing.decision import RouterSettings
+from alipes.gateway.routing.identity import NO_CLAIM, Claim, Source
 from alipes.gateway.routing.router import Router
 from alipes.gateway.routing.sessions import SessionTable
 from alipes.gateway.telemetry.metrics import Metrics
@@ -54,6 +55,15 @@ MAX_WAITING = 2
 names = st.sampled_from(NAMES)
 
 
+CLAIMS = (
+    NO_CLAIM,
+    Claim("s", source=Source.OWN),
+    Claim("t", "branch", source=Source.OWN),
+    Claim("t", final=True, source=Source.OWN),
+)
+BRANCHES = 4
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """An event loop whose time only moves when the test moves it."""
 
@@ -76,7 +86,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.router = Router(known, RouterSettings(queue_depth=3, queue_timeout=QUEUE_SECONDS))
         metrics = Metrics(known, NAMES)
         clock = lambda: int(self.loop.seconds * 1e9)  # noqa: E731
-        self.sessions = SessionTable(4, 60.0, Random(1).randbytes)
+        self.sessions = SessionTable(BRANCHES, 60.0, Random(1).randbytes)
         self.dispatcher = Dispatcher(self.router, self.sessions, self._send, clock, metrics)
 
     def teardown(self) -> None:
@@ -165,10 +175,13 @@ class DispatchMachine(RuleBasedStateMachine):
             self._in_loop(lambda: self._report(name))
 
     @precondition(lambda self: len(self.calls) < 12)
-    @rule()
-    def submit(self) -> None:
+    @rule(claim=st.sampled_from(CLAIMS), whole=st.booleans(), longer=st.integers(0, 2))
+    def submit(self, claim: Claim, whole: bool, longer: int) -> None:
         inbox = Inbox()
-        request = CallRequest("m", "", np.zeros(5, np.int32), 10, Sampling())
+        tokens = np.zeros(5 + longer, np.int32)
+        request = CallRequest(
+            "m", "", tokens, 10, Sampling(), claim=claim, stem=len(tokens), whole=whole
+        )
         call = self._in_loop(lambda: self.dispatcher.submit(request, 0, inbox))
         self.calls.append((call, inbox, []))
 
@@ -179,6 +192,15 @@ class DispatchMachine(RuleBasedStateMachine):
             if not self.calls[index][0].done:
                 self.cancelled.add(index)
             self._in_loop(lambda: self.dispatcher.cancel(self.calls[index][0]))
+
+    @rule(data=st.data())
+    def satisfy(self, data: st.DataObject) -> None:
+        """The client has all it wants of a call that has drawn something."""
+        begun = [i for i, (call, _, _) in enumerate(self.calls) if call.drawn and not call.done]
+        if begun:
+            index = data.draw(st.sampled_from(begun))
+            self.cancelled.add(index)
+            self._in_loop(lambda: self.dispatcher.satisfied(self.calls[index][0]))
 
     @rule(name=names, tokens=st.integers(0, 2), data=st.data())
     def work(self, name: str, tokens: int, data: st.DataObject) -> None:
@@ -210,6 +232,35 @@ class DispatchMachine(RuleBasedStateMachine):
     # --- what must hold ---
 
     @invariant()
+    def a_session_has_in_flight_what_is_live(self) -> None:
+        if not hasattr(self, "dispatcher"):
+            return
+        live = [call for call, _, _ in self.calls if not call.done]
+        assert len({call.session.branch for call in live}) == len(live)
+        for name in {call.session.session for call in live}:
+            view = self.sessions.view("", name, self.dispatcher.now())
+            assert view is not None
+            assert view.in_flight == sum(call.session.session == name for call in live)
+        assert self.sessions.branches <= BRANCHES + len(live)
+
+    @invariant()
+    def what_was_seen_is_of_the_last_attempt(self) -> None:
+        """A call that begins anew says so before anything of the new attempt; one that is shown
+        as it comes never does so after its first token."""
+        if not hasattr(self, "dispatcher"):
+            return
+        self._look()
+        for call, _, seen in self.calls:
+            drawn = 0
+            for event in seen:
+                if isinstance(event, Restarted):
+                    assert call.request.whole
+                    assert drawn
+                    drawn = 0
+                drawn += isinstance(event, Drawn)
+            assert drawn == len(call.drawn)
+
+    @invariant()
     def instances_hold_what_is_placed(self) -> None:
         if not hasattr(self, "dispatcher"):
             return
@@ -225,13 +276,18 @@ class DispatchMachine(RuleBasedStateMachine):
     def a_call_ends_once_and_then_is_silent(self) -> None:
         if not hasattr(self, "dispatcher"):
             return
-        for index, (call, inbox, seen) in enumerate(self.calls):
-            seen += [event for _, event in self.loop.run_until_complete(inbox.take(0))]
+        self._look()
+        for index, (call, _, seen) in enumerate(self.calls):
             ends = [i for i, event in enumerate(seen) if isinstance(event, Finished | CallFailure)]
             if not call.done or index in self.cancelled:
                 assert not ends
             else:
                 assert ends == [len(seen) - 1]
+
+    def _look(self) -> None:
+        """Note the new events of every call."""
+        for _, inbox, seen in self.calls:
+            seen += [event for _, event in self.loop.run_until_complete(inbox.take(0))]
 
     def _finished(self, call: Submit) -> Finished:
         return Finished(call.call_id, FinishReason.STOP, None, 5, 0, 1, 0.0, 0.0, 0.0)
