@@ -17,6 +17,7 @@ from alipes.instance.contract import (
     ModelReport,
     Stop,
     Submit,
+    Welcome,
 )
 from alipes.instance.engine.protocol import Engine, EngineError
 
@@ -31,7 +32,7 @@ log = logging.getLogger("alipes.instance")
 class Loop(Protocol):
     """The part of the engine loop that the server uses."""
 
-    def post(self, message: Submit | Cancel | Drain | Stop) -> None: ...
+    def post(self, message: Submit | Cancel | Drain | Stop | Welcome) -> None: ...
 
     def run(self) -> None: ...
 
@@ -46,7 +47,7 @@ def assemble(settings: InstanceSettings, emit: Emit) -> tuple[Engine, Loop]:
     from alipes.instance.scheduler.rounds import RoundScheduler
 
     engine = build_engine(settings)
-    scheduler = RoundScheduler(settings, engine.reports)
+    scheduler = RoundScheduler(settings, engine.reports, engine.host)
     return engine, EngineLoop(engine, scheduler, emit, time.monotonic_ns)
 
 
@@ -99,7 +100,7 @@ class EngineThread:
     def start(self) -> None:
         self._thread.start()
 
-    def post(self, message: Submit | Cancel | Drain | Stop) -> None:
+    def post(self, message: Submit | Cancel | Drain | Stop | Welcome) -> None:
         """Hand ``message`` to the loop; before there is one, nobody can have calls here."""
         if self._loop is not None:
             self._loop.post(message)

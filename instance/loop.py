@@ -16,16 +16,25 @@ from alipes.instance.contract import (
     Stop,
     Submit,
     Tokens,
+    Welcome,
 )
 from alipes.instance.engine.protocol import Engine, EngineError
 from alipes.instance.scheduler.rounds import RoundScheduler
-from alipes.instance.scheduler.work import Progress, Resume, Run, SavedCall, Switch, Work
+from alipes.instance.scheduler.work import (
+    Checkpoint,
+    Linger,
+    Progress,
+    Restore,
+    Run,
+    Switch,
+)
 
 log = logging.getLogger(__name__)
 
-Message = Submit | Cancel | Drain | Stop
+Message = Submit | Cancel | Drain | Stop | Welcome
 SNAPSHOT_NS: Final = int(SNAPSHOT_SECONDS * 1e9)
 IDLE_SNAPSHOT_SECONDS: Final = 1.0
+COPY_POLL_SECONDS: Final = 0.005
 
 
 class EngineLoop:
@@ -68,20 +77,32 @@ class EngineLoop:
             self._deliver(self._inbox.get())
         if self._stopped:
             return
+        self._report_copies(self._engine.copied)
         work = self._scheduler.next(self._clock())
-        if work is None:
-            self._wait()
-        else:
-            self._execute(work)
+        match work:
+            case None:
+                self._wait(IDLE_SNAPSHOT_SECONDS)
+            case Linger(until=until):
+                self._wait((until - self._clock()) / 1e9)
+            case Run():
+                self._iterate(work)
+            case Switch():
+                self._switch(work)
+            case Restore():
+                self._restore(work)
 
-    def _wait(self) -> None:
-        """Sleep until a message comes. An old state counts as stale, so it is told again."""
+    def _wait(self, seconds: float) -> None:
+        """Sleep until a message comes, so long at most; sooner while copies are under way. An old
+        state counts as stale, so it is told again."""
         if self._changed:
             self._tell_snapshot(self._clock())
+        polling = self._scheduler.copying
+        if polling:
+            seconds = min(seconds, COPY_POLL_SECONDS)
         try:
-            message = self._inbox.get(timeout=IDLE_SNAPSHOT_SECONDS)
+            message = self._inbox.get(timeout=max(seconds, 0.0))
         except queue.Empty:
-            self._changed = True
+            self._changed = not polling
         else:
             self._deliver(message)
 
@@ -93,21 +114,17 @@ class EngineLoop:
                 if failed is not None:
                     self._emit(failed)
             case Cancel():
-                if self._scheduler.cancel(message.call_id, self._clock()):
-                    self._engine.discard(message.call_id)
+                progress = self._scheduler.cancel(message.call_id, self._clock())
+                if progress is not None:
+                    self._tell(progress, "")
             case Drain():
                 self._scheduler.drain()
             case Stop():
                 self._stopped = True
-
-    def _execute(self, work: Work) -> None:
-        match work:
-            case Run():
-                self._iterate(work)
-            case Switch():
-                self._switch(work)
-            case Resume():
-                self._resume(work)
+            case Welcome():
+                # Whoever is at the other end of a new link knows of no block.
+                for stored in self._scheduler.known():
+                    self._emit(stored)
 
     def _iterate(self, run: Run) -> None:
         for started in run.started:
@@ -126,48 +143,50 @@ class EngineLoop:
             self._tell(progress, run.model)
             if progress.over or not self._inbox.empty():
                 return
+            self._report_copies(self._engine.copied)
 
     def _switch(self, work: Switch) -> None:
         begin = self._clock()
-        lost = self._attempt(work.save, self._save)
+        self._begin(work.save)
+        self._report_copies(self._engine.drain)
         seconds_saving = (self._clock() - begin) / 1e9
         try:
             report = self._engine.activate(work.model)
         except EngineError as error:
             log.error("model %s cannot be made active: %s", work.model, error)
-            progress = self._scheduler.unswitched(work, str(error), lost)
+            progress = self._scheduler.unswitched(work, str(error))
             if not progress.failed:
                 raise
         else:
-            now = self._clock()
-            progress = self._scheduler.switched(work, report, seconds_saving, now, lost)
+            progress = self._scheduler.switched(work, report, seconds_saving, self._clock())
         self._tell(progress, work.model)
 
-    def _resume(self, work: Resume) -> None:
+    def _restore(self, work: Restore) -> None:
         begin = self._clock()
-        lost = self._attempt(work.calls, self._load)
+        failed = False
+        try:
+            self._engine.copy_in(work.copies)
+        except EngineError as error:
+            log.warning("%d blocks were not restored: %s", len(work.copies), error)
+            failed = True
         now = self._clock()
-        self._tell(self._scheduler.resumed(work, (now - begin) / 1e9, now, lost), "")
+        self._tell(self._scheduler.restored(work, (now - begin) / 1e9, now, failed), "")
 
-    def _save(self, call: SavedCall) -> None:
-        self._engine.save(call.call_id, call.blocks, call.tokens)
+    def _begin(self, checkpoint: Checkpoint | None) -> None:
+        if checkpoint is None:
+            return
+        try:
+            self._engine.copy_out(checkpoint.ticket, checkpoint.copies)
+        except EngineError as error:
+            log.warning("%d blocks were not copied: %s", len(checkpoint.copies), error)
+            self._tell(self._scheduler.uncopied(checkpoint, self._clock()), "")
 
-    def _load(self, call: SavedCall) -> None:
-        self._engine.load(call.call_id, call.blocks)
-
-    def _attempt(
-        self, calls: tuple[SavedCall, ...], copy: Callable[[SavedCall], None]
-    ) -> tuple[bytes, ...]:
-        """Copy each call's state; those that the engine refuses are recomputed, not lost."""
-        lost: list[bytes] = []
-        for call in calls:
-            try:
-                copy(call)
-            except EngineError as error:
-                log.warning("the state of call %s was not copied: %s", call.call_id.hex(), error)
-                self._engine.discard(call.call_id)
-                lost.append(call.call_id)
-        return tuple(lost)
+    def _report_copies(self, ended: Callable[[], tuple[int, ...]]) -> None:
+        if not self._scheduler.copying:
+            return
+        tickets = ended()
+        if tickets:
+            self._tell(self._scheduler.copied(tickets, self._clock()), "")
 
     def _tell(self, progress: Progress, model: str) -> None:
         for removed in progress.removed:
@@ -179,8 +198,8 @@ class EngineLoop:
         for finished in progress.finished:
             self._emit(finished)
         for failed in progress.failed:
-            self._engine.discard(failed.call_id)
             self._emit(failed)
+        self._begin(progress.checkpoint)
         self._changed = True
         now = self._clock()
         if now >= self._next_snapshot:

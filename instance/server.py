@@ -29,6 +29,7 @@ from alipes.instance.contract import (
     Stop,
     Submit,
     ToInstance,
+    Welcome,
     thread_environment,
 )
 from alipes.instance.driver import EXIT_OK, EXIT_REFUSED, Assemble, EngineThread, assemble
@@ -159,7 +160,7 @@ class Server:
             case Cancel(call_id=call_id):
                 self._calls.discard(call_id)
                 self._engine.post(message)
-            case Drain():
+            case Drain() | Welcome():
                 self._engine.post(message)
             case Stop():
                 self._finish(EXIT_OK, "the gateway asks for it")

@@ -22,6 +22,7 @@ class PrefixIndex:
         self._model = model
         self._block: dict[bytes, int] = {}
         self._key: dict[int, bytes] = {}
+        self._parent: dict[bytes, bytes] = {}
 
     def __len__(self) -> int:
         return len(self._block)
@@ -36,6 +37,9 @@ class PrefixIndex:
             blocks.append(block)
         return blocks
 
+    def get(self, key: bytes) -> int | None:
+        return self._block.get(key)
+
     def publish(
         self, parent: bytes, keys: Sequence[bytes], blocks: Sequence[int]
     ) -> tuple[list[int], tuple[BlocksStored, ...]]:
@@ -45,16 +49,18 @@ class PrefixIndex:
         entered: list[int] = []
         events: list[BlocksStored] = []
         row: list[bytes] = []
-        before = parent
+        before = last = parent
         for key, block in zip(keys, blocks, strict=True):
             if key in self._block:
                 self._told(events, before, row)
-                before, row = key, []
+                before, row, last = key, [], key
                 continue
             self._block[key] = block
             self._key[block] = key
+            self._parent[key] = last
             entered.append(block)
             row.append(key)
+            last = key
         self._told(events, before, row)
         return entered, tuple(events)
 
@@ -62,8 +68,20 @@ class PrefixIndex:
         """Forget evicted blocks; one event, or none for none."""
         keys = tuple(self._key.pop(block) for block in blocks)
         for key in keys:
-            del self._block[key]
+            del self._block[key], self._parent[key]
         return (BlocksRemoved(self._model, Tier.DEVICE, keys),) if keys else ()
+
+    def known(self) -> tuple[BlocksStored, ...]:
+        """All that is in here, as ``publish`` told it."""
+        events: list[BlocksStored] = []
+        first, row = b"", list[bytes]()
+        for key, parent in self._parent.items():
+            if not row or row[-1] != parent:
+                self._told(events, first, row)
+                first, row = parent, []
+            row.append(key)
+        self._told(events, first, row)
+        return tuple(events)
 
     def clear(self) -> tuple[BlocksRemoved, ...]:
         """Forget everything: the device blocks are void."""

@@ -7,39 +7,61 @@ no set of half-computed prompts can block one another.
 
 from __future__ import annotations
 
+from alipes.instance.contract import BlocksStored, InstanceSettings
+from alipes.instance.memory.prefix import matchable_blocks
+from alipes.instance.memory.registry import HostBlock
+from alipes.instance.scheduler.host import Copying, HostKv
 from alipes.instance.scheduler.model import ModelState
+from alipes.instance.scheduler.restoring import Restoring
 from alipes.instance.scheduler.sequence import CallState, Sequence
 from alipes.instance.scheduler.space import KvSpace
 from alipes.instance.scheduler.tally import Tally
+from alipes.instance.scheduler.work import Checkpoint, Restore
 
 
 class ActiveModel:
     """A model's calls over the blocks it has while it is active."""
 
     def __init__(
-        self, state: ModelState, block_tokens: int, max_running: int, tally: Tally
+        self, state: ModelState, host: HostKv, settings: InstanceSettings, tally: Tally
     ) -> None:
         self.state = state
-        self.space = KvSpace(state.report, block_tokens)
-        self._max_running = max_running
+        self.space = KvSpace(state.report, settings.block_tokens)
+        self._host = host
+        self._max_running = settings.max_running
+        self._chunk = settings.prefill_chunk
         self._tally = tally
+        self._restoring = Restoring()
+
+    # --- batches -------------------------------------------------------------------------------
 
     def prefill_batch(self, budget: int) -> list[tuple[Sequence, int]]:
         """Calls and how many tokens of each to compute now, ``budget`` tokens at most: prompts
-        already begun first, then waiting ones while blocks for the whole of them are there."""
+        already begun first, then waiting ones while blocks for the whole of them are there. What
+        those find on the host must be restored first."""
+        batch = self.continue_prefill(self.state.residents(CallState.PREFILL), budget)
+        budget -= sum(tokens for _, tokens in batch)
+        while budget and (head := self.state.waiting.head) is not None:
+            if not self.admit(head):
+                head.aged = True
+                break
+            tokens = min(budget, head.pending)
+            self.space.grow(head, head.computed + tokens)
+            batch.append((head, tokens))
+            budget -= tokens
+        return batch
+
+    def continue_prefill(self, calls: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
+        """The next tokens of resident calls whose prompts are not computed, in this order."""
         batch: list[tuple[Sequence, int]] = []
-        for call in self.state.residents(CallState.PREFILL):
-            if budget == 0 or call.state is not CallState.PREFILL:
+        for call in calls:
+            if budget == 0:
                 break
             tokens = min(budget, call.pending)
-            if self._make_room(call, call.computed + tokens):
+            # Making room for one may have sent a later one away.
+            if call.state is CallState.PREFILL and self._make_room(call, call.computed + tokens):
                 batch.append((call, tokens))
                 budget -= tokens
-        while budget and (joining := self._admit()) is not None:
-            tokens = min(budget, joining.pending)
-            self.space.grow(joining, joining.computed + tokens)
-            batch.append((joining, tokens))
-            budget -= tokens
         return batch
 
     def decode_batch(self) -> list[Sequence]:
@@ -53,35 +75,140 @@ class ActiveModel:
     def oldest(self) -> Sequence | None:
         return min(self.state.resident.values(), key=lambda call: call.order, default=None)
 
-    def restore_batch(self) -> list[Sequence]:
-        """Saved calls, the oldest first, that have blocks again and are to be copied back."""
-        batch: list[Sequence] = []
+    # --- who comes in --------------------------------------------------------------------------
+
+    def admit(self, call: Sequence) -> bool:
+        """Make a waiting call resident, with what is known of its prompt, or change nothing."""
+        state = self.state
+        if state.saved or len(state.resident) >= self._max_running:
+            return False
+        found, published, sources = self._look_up(call)
+        if not self.space.acquire(call, found, len(sources), call.length, self._reserve()):
+            return False
+        state.waiting.remove(call)
+        call.move(CallState.PREFILL)
+        state.resident[call.call.call_id] = call
+        size = self.space.block_tokens
+        call.computed = (len(found) + len(sources)) * size
+        if call.started is None:
+            call.restored_tokens = len(sources) * size
+        self._receive(call, sources, published, len(found))
+        return True
+
+    def expect(self, call: Sequence) -> None:
+        """Find anew how much of a waiting call's prompt need not be computed."""
+        found, _, sources = self._look_up(call)
+        size = self.space.block_tokens
+        known = (len(found) + len(sources)) * size
+        self.state.waiting.expect(call, known, len(sources) * size)
+
+    def _look_up(self, call: Sequence) -> tuple[list[int], int, list[HostBlock]]:
+        """Device blocks of the call's beginning, how many of them are published, and the host
+        blocks that go on from there, where copying those is sooner than computing."""
+        limit = matchable_blocks(call.length, self.space.block_tokens)
+        found, published = self.space.find(call, limit)
+        return found, published, self.state.restorable(self._host, call, len(found), limit)
+
+    def _reserve(self) -> int:
+        """What those already here still need, and a block each for decode to grow into."""
+        return sum(
+            max(1, self.space.blocks_for(other.length) - len(other.blocks))
+            for other in self.state.resident.values()
+        )
+
+    # --- what comes back from the host ---------------------------------------------------------
+
+    def resume_saved(self) -> None:
+        """Make saved calls resident, the oldest first, as long as they have blocks again."""
+        size = self.space.block_tokens
         for call in sorted(self.state.saved.values(), key=lambda call: call.order):
-            if not self.space.grow(call, call.computed):
+            found, published = self.space.find(call, call.computed // size)
+            sources = call.saved[len(found) :]
+            if not self.space.acquire(call, found, len(sources), call.computed, 0):
                 break
             del self.state.saved[call.call.call_id]
             self.state.resident[call.call.call_id] = call
             decoding = call.generated > 0 and call.pending == 1
             call.move(CallState.DECODE if decoding else CallState.PREFILL)
-            batch.append(call)
-        return batch
+            self._tally.resumed += 1
+            if published == len(call.blocks):
+                self._host.forget(call)
+            else:
+                self._restoring.resumes = True
+                self._receive(call, sources, published, len(found))
 
-    def leave(self, host_blocks: int) -> list[Sequence]:
-        """Ready every resident call for a switch: the oldest are to be saved while
-        ``host_blocks`` last, the others will be recomputed. Their blocks stay as they are."""
-        saved: list[Sequence] = []
+    def _receive(
+        self, call: Sequence, sources: list[HostBlock], published: int, found: int
+    ) -> None:
+        """Plan the copies into the call's blocks after those ``found``."""
+        if published == found and not sources:
+            return
+        call.published = published
+        self._restoring.calls.append(call)
+        size = self.space.block_tokens
+        tokens = min(call.computed, (found + len(sources)) * size) - found * size
+        self._host.registry.pin(sources)
+        self._restoring.add(call, sources, found, tokens)
+        self.space.expect(call, found, call.computed // size)
+
+    def take_restore(self) -> Restore | None:
+        """The copies that must be made before anything else is computed."""
+        return self._restoring.work() if self._restoring.copies else None
+
+    def restored(self, failed: bool) -> tuple[Restoring, tuple[BlocksStored, ...]]:
+        """The copies were made, or could not be: then the calls are computed instead."""
+        batch, self._restoring = self._restoring, Restoring()
+        self.space.arrived()
+        self._host.registry.unpin(batch.sources)
+        self._host.registry.touch(batch.sources)
+        stored: list[BlocksStored] = []
+        for call in batch.calls:
+            was_saved = bool(call.saved)
+            self._host.forget(call)
+            if not failed:
+                stored.extend(self.space.publish(call))
+                continue
+            call.recompute = True
+            if was_saved:
+                self.preempt(call)
+            else:
+                self.space.truncate(call, call.published)
+                call.computed = call.published * self.space.block_tokens
+                call.restored_tokens = 0
+        return batch, tuple(stored)
+
+    # --- what goes to the host -----------------------------------------------------------------
+
+    def checkpoint(self, calls: list[Sequence]) -> Checkpoint | None:
+        """Begin to copy what the host lacks of calls that end now; the device keeps it meanwhile.
+        Room that running calls may need to be saved is left alone."""
+        others = [call for call in self.state.resident.values() if call not in calls]
+        needed = sum(self.space.blocks_for(call.length) for call in others)
+        spare = max(0, self._host.room(self.state.name) - needed)
+        copying = self._host.checkpoint(calls, spare)
+        if copying is None:
+            return None
+        self.space.pool.share(copying.device)
+        return self._host.begin(copying)
+
+    def copied(self, device: list[int]) -> None:
+        """The copies from these blocks have ended."""
+        self.space.pool.release(device)
+
+    def leave(self) -> Checkpoint | None:
+        """Ready every resident call for a switch: the oldest are saved while the host has room,
+        the others will be recomputed. The blocks of the saved stay as they are."""
+        copying = Copying()
         for call in sorted(self.state.resident.values(), key=lambda call: call.order):
-            blocks = self.space.blocks_for(call.computed)
-            if blocks == 0 or blocks > host_blocks:
+            if not self._host.save(call, copying):
                 self.preempt(call)
                 continue
-            host_blocks -= blocks
-            call.host_blocks = blocks
             call.move(CallState.SAVED)
             del self.state.resident[call.call.call_id]
             self.state.saved[call.call.call_id] = call
-            saved.append(call)
-        return saved
+        return self._host.begin(copying) if copying.copies else None
+
+    # --- who goes ------------------------------------------------------------------------------
 
     def remove(self, call: Sequence) -> None:
         """Take a resident call off the device."""
@@ -94,25 +221,8 @@ class ActiveModel:
         call.computed = 0
         call.move(CallState.WAITING)
         self.state.waiting.add(call)
+        self.expect(call)
         self._tally.preempted += 1
-
-    def _admit(self) -> Sequence | None:
-        """The first waiting call, now resident, or None when it must go on waiting."""
-        state = self.state
-        call = state.waiting.head
-        if call is None or state.saved or len(state.resident) >= self._max_running:
-            return None
-        # What those already here still need, and a block each for decode to grow into.
-        reserve = sum(
-            max(1, self.space.blocks_for(other.length) - len(other.blocks))
-            for other in state.resident.values()
-        )
-        if not self.space.acquire(call, reserve):
-            return None
-        state.waiting.remove(call)
-        call.move(CallState.PREFILL)
-        state.resident[call.call.call_id] = call
-        return call
 
     def _make_room(self, call: Sequence, tokens: int) -> bool:
         """Blocks for ``tokens`` positions of the call, taken from newer calls if need be; False

@@ -1,8 +1,6 @@
-"""Every call of an instance, by id and by model, and the host bytes that saved ones take."""
+"""Every call of an instance, by id and by model."""
 
 from __future__ import annotations
-
-import itertools
 
 from alipes.instance.contract import (
     Failed,
@@ -13,13 +11,13 @@ from alipes.instance.contract import (
 )
 from alipes.instance.scheduler.active import ActiveModel
 from alipes.instance.scheduler.admission import invalid
+from alipes.instance.scheduler.host import HostKv
 from alipes.instance.scheduler.model import ModelState
 from alipes.instance.scheduler.profile import CostProfile
 from alipes.instance.scheduler.queue import place
 from alipes.instance.scheduler.sequence import CallState, Sequence
 from alipes.instance.scheduler.slot import NANOSECONDS
 from alipes.instance.scheduler.tally import Tally
-from alipes.instance.scheduler.work import SavedCall
 
 
 class CallTable:
@@ -27,18 +25,25 @@ class CallTable:
     the host; ``end`` takes it out of wherever that is."""
 
     def __init__(
-        self, settings: InstanceSettings, reports: tuple[ModelReport, ...], tally: Tally
+        self,
+        settings: InstanceSettings,
+        reports: tuple[ModelReport, ...],
+        host: HostKv,
+        tally: Tally,
     ) -> None:
+        size = settings.block_tokens
         self.models = {
-            report.name: ModelState(report, CostProfile.prior(report, settings.device))
+            report.name: ModelState(
+                report, settings, CostProfile.prior(report, settings.device, size)
+            )
             for report in reports
         }
-        self.host_used = 0
         self.last_submitted = b""
+        self.taken = 0
+        self._host = host
         self._settings = settings
         self._reports = {report.name: report for report in reports}
         self._calls: dict[bytes, Sequence] = {}
-        self._serials = itertools.count()
         self._tally = tally
 
     def __len__(self) -> int:
@@ -57,21 +62,27 @@ class CallTable:
         """Models with work, in their configured order."""
         return [state for state in self.models.values() if state.has_work]
 
-    def add(self, call: Submit, now: int) -> Failed | None:
-        """Queue a call, or say why not."""
+    def add(self, call: Submit, active: ActiveModel | None, now: int) -> Failed | None:
+        """Queue a call, or say why not. The number of those taken in is a call's serial."""
         self.last_submitted = call.call_id
         failed = self._refuse(call)
         if failed is not None:
             self._tally.failed += 1
             return failed
         level = int(self._settings.targets.ttft * NANOSECONDS)
-        order = place(now, call.priority, level, next(self._serials))
+        order = place(now, call.priority, level, self.taken)
+        self.taken += 1
         sequence = Sequence.of(call, now, order)
         self._calls[call.call_id] = sequence
         state = self.models[call.model]
         if not state.has_work:
             state.since = now
         state.waiting.add(sequence)
+        state.returns.arrived(call.branch, now)
+        if active is not None and active.state is state:
+            active.expect(sequence)
+        else:
+            state.expect_host(self._host, sequence)
         return None
 
     def _refuse(self, call: Submit) -> Failed | None:
@@ -111,36 +122,18 @@ class CallTable:
         self._calls.clear()
         return failed
 
-    def save(self, active: ActiveModel) -> tuple[SavedCall, ...]:
-        """Ready the active model's calls for a switch; those that find host room are saved."""
-        saved = []
-        for call in active.leave(self.host_room(active.state)):
-            self.host_used += call.host_blocks * active.state.report.block_bytes
-            blocks = tuple(call.blocks[: call.host_blocks])
-            saved.append(SavedCall(call.call.call_id, blocks, call.computed))
-        return tuple(saved)
-
-    def host_room(self, state: ModelState) -> int:
-        """Blocks of this model that could be saved now."""
-        free = self._settings.host_bytes - self.host_used
-        return max(0, free) // max(1, state.report.block_bytes)
-
-    def restored(self, call: Sequence) -> None:
-        """The call is on the device again: its copy on the host is gone."""
-        self.host_used -= self._host_bytes(call)
-        call.host_blocks = 0
-
     def requeue_saved(self, call: Sequence) -> None:
         """The call's state was not saved after all: it is recomputed from its tokens."""
+        state = self.models[call.call.model]
         self._forget_saved(call)
         call.computed = 0
+        call.blocks = []
+        call.published = 0
         call.move(CallState.WAITING)
-        self.models[call.call.model].waiting.add(call)
+        state.waiting.add(call)
+        state.expect_host(self._host, call)
         self._tally.preempted += 1
 
     def _forget_saved(self, call: Sequence) -> None:
         del self.models[call.call.model].saved[call.call.call_id]
-        self.restored(call)
-
-    def _host_bytes(self, call: Sequence) -> int:
-        return call.host_blocks * self.models[call.call.model].report.block_bytes
+        self._host.forget(call)

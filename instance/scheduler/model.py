@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
-from alipes.instance.contract import Load, ModelReport
+from alipes.instance.contract import InstanceSettings, Load, ModelReport
+from alipes.instance.memory.prefix import matchable_blocks
+from alipes.instance.memory.registry import HostBlock
 from alipes.instance.scheduler.budget import Demand
+from alipes.instance.scheduler.host import HostKv
 from alipes.instance.scheduler.profile import CostProfile
 from alipes.instance.scheduler.queue import WaitingQueue
+from alipes.instance.scheduler.returns import Returns
 from alipes.instance.scheduler.sequence import CallState, Sequence
-from alipes.instance.scheduler.slot import Slot
+from alipes.instance.scheduler.slot import NANOSECONDS, Slot
+from alipes.instance.scheduler.work_ahead import WorkAhead
 
 
 @dataclass(slots=True)
@@ -19,10 +25,12 @@ class ModelState:
     opened, or when work came after it to a model that had none."""
 
     report: ModelReport
+    settings: InstanceSettings
     profile: CostProfile
     waiting: WaitingQueue = field(default_factory=WaitingQueue)
     resident: dict[bytes, Sequence] = field(default_factory=dict)
     saved: dict[bytes, Sequence] = field(default_factory=dict)
+    returns: Returns = field(default_factory=Returns)
     turn: int = 0
     since: int = 0
 
@@ -53,51 +61,96 @@ class ModelState:
             or any(call.state is CallState.PREFILL for call in self.resident.values())
         )
 
-    def demand(self, chunk: int, max_running: int, alone: bool, slot: Slot | None) -> Demand:
+    # --- what is known of a prompt -------------------------------------------------------------
+
+    def restorable(self, host: HostKv, call: Sequence, first: int, limit: int) -> list[HostBlock]:
+        """Host blocks of the call's prompt from ``first``, before ``limit``, unless computing
+        them is predicted to be sooner than copying."""
+        sources = host.find(call, first, limit)
+        if not sources:
+            return []
+        size = self.settings.block_tokens
+        tokens, begin = len(sources) * size, first * size
+        runs = tokens / self.settings.prefill_chunk
+        computing = self.profile.prefill_seconds(runs, tokens, tokens * (begin + tokens / 2))
+        return sources if self.profile.restore_seconds(1, tokens) < computing else []
+
+    def expect_host(self, host: HostKv, call: Sequence) -> None:
+        """Find anew what a waiting call of a model that is not active need not compute."""
+        limit = matchable_blocks(call.length, self.settings.block_tokens)
+        known = len(self.restorable(host, call, 0, limit)) * self.settings.block_tokens
+        self.waiting.expect(call, known, known)
+
+    def copy_ns(self, tokens: int) -> int:
+        """How long copying this state takes, either way."""
+        return math.ceil(self.profile.restore_seconds(1, tokens) * NANOSECONDS)
+
+    # --- what there is to do -------------------------------------------------------------------
+
+    def demand(self, alone: bool, slot: Slot | None) -> Demand:
         """What the model asks of a round. If its ``slot`` is open, what it has had in it is
         included. With no other model to serve, P is one chunk: there is
         no switch to spread, and longer stalls the running decode for nothing."""
-        tokens, positions, _ = self._prefill_work()
-        wanted = least = 0.0
-        if tokens:
-            wanted = self.profile.prefill_seconds(-(-tokens // chunk), tokens, positions)
-            least = min(wanted, self.chunk_seconds(chunk))
-        if slot is not None and slot.prefill_runs:
+        work = self._prefill_work(slot)
+        wanted = work.seconds(self.profile, self.settings.prefill_chunk)
+        least = min(wanted, self._least(work)) if wanted else 0.0
+        if slot is not None:
             wanted += slot.prefill_spent
-            least = slot.prefill_spent
+            least = slot.prefill_spent + (0.0 if slot.prefill_runs else least)
         return Demand(
             model=self.name,
-            decode_step=self._decode_step(max_running),
+            decode_step=self._decode_step(),
             prefill=least if alone else wanted,
             chunk=least,
             switch=0.0 if alone else self.profile.activation,
         )
 
-    def chunk_seconds(self, chunk: int) -> float:
+    def chunk_seconds(self) -> float:
         """The next prefill run, at most."""
-        tokens, _, longest = self._prefill_work()
-        tokens = min(chunk, tokens)
-        return self.profile.prefill_seconds(1, tokens, tokens * longest)
+        return self._chunk(self._prefill_work(None))
 
-    def _prefill_work(self) -> tuple[int, float, int]:
-        """Tokens to compute, each times its position summed, and the longest context."""
-        tokens, positions = self.waiting.tokens, self.waiting.token_positions
+    def _chunk(self, work: WorkAhead) -> float:
+        tokens = min(self.settings.prefill_chunk, work.tokens)
+        return self.profile.prefill_seconds(1, tokens, tokens * work.longest)
+
+    def _least(self, work: WorkAhead) -> float:
+        """A chunk, and what must be restored before it."""
         head = self.waiting.head
-        longest = head.length if head else 0
+        restored = head.known_host if head is not None else 0
+        return self._chunk(work) + self.profile.restore_seconds(restored > 0, restored)
+
+    def _prefill_work(self, slot: Slot | None) -> WorkAhead:
+        """What is to be computed of prompts; once P is over, of calls that wait only those that
+        may still come into the slot."""
+        if slot is not None and slot.sessions_only:
+            work = WorkAhead()
+            for call in self.waiting:
+                if slot.joins(call):
+                    work.add_waiting(call)
+        else:
+            work = WorkAhead.of(self.waiting)
         for calls in (self.resident, self.saved):
             for call in calls.values():
-                if call.pending > 1:
-                    tokens += call.pending
-                    positions += call.pending * (call.computed + call.pending / 2)
-                    longest = max(longest, call.length)
-        return tokens, positions, longest
+                work.add_begun(call)
+        return work
 
-    def _decode_step(self, max_running: int) -> float:
+    def left_over(self, slot: Slot) -> float:
+        """Seconds of prefill that the slot, which closes, had no room for."""
+        work = WorkAhead()
+        for call in self.waiting:
+            if (slot.cut and slot.was_here(call)) or call.parked == self.turn:
+                work.add_waiting(call)
+        if slot.cut:
+            for call in self.resident.values():
+                work.add_begun(call)
+        return work.seconds(self.profile, self.settings.prefill_chunk)
+
+    def _decode_step(self) -> float:
         context = sum(c.length for calls in (self.resident, self.saved) for c in calls.values())
         calls = len(self.resident) + len(self.saved)
-        joining = min(len(self.waiting), max(0, max_running - calls))
+        joining = min(len(self.waiting), max(0, self.settings.max_running - calls))
         if joining:
-            context += self.waiting.tokens * joining // len(self.waiting)
+            context += self.waiting.context * joining // len(self.waiting)
         return self.profile.decode_seconds(calls + joining, context) if calls + joining else 0.0
 
     def load(self) -> Load:

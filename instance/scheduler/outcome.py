@@ -68,8 +68,9 @@ def take(
     return outcome
 
 
-def finished(call: Sequence, reason: FinishReason, now: int) -> Finished:
+def finished(call: Sequence, reason: FinishReason, now: int, block_tokens: int) -> Finished:
     """The last message of a call that has just drawn its last token."""
+    full = call.computed // block_tokens
     started = call.started if call.started is not None else now
     first = call.first_token if call.first_token is not None else now
     return Finished(
@@ -82,4 +83,7 @@ def finished(call: Sequence, reason: FinishReason, now: int) -> Finished:
         queued=(started - call.arrived) / NANOSECONDS,
         prefill=call.prefill_seconds,
         decode=(now - first) / NANOSECONDS,
+        restored_tokens=call.restored_tokens,
+        prefix=call.extend_path(full, block_tokens)[full - 1] if full else b"",
+        prefix_tokens=full * block_tokens,
     )

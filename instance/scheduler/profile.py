@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -102,15 +102,17 @@ class LinearFit:
 
 @dataclass(slots=True)
 class CostProfile:
-    """The measured costs of one model, in seconds; see ``contract.Estimate`` for the forms."""
+    """The measured costs of one model, in seconds; see ``contract.Estimate`` for the forms.
+    ``resume`` is what bringing the saved calls of a slot back takes."""
 
     prefill: LinearFit
     decode: LinearFit
+    restore: LinearFit
     switch: Smoothed
-    restore: Smoothed = field(default_factory=lambda: Smoothed(0.0))
+    resume: Smoothed
 
     @classmethod
-    def prior(cls, report: ModelReport, device: str) -> CostProfile:
+    def prior(cls, report: ModelReport, device: str, block_tokens: int) -> CostProfile:
         rates = RATES.get(device.partition(":")[0], RATES["cpu"])
         step = report.weight_bytes / rates.memory
         token = report.weight_bytes / rates.compute
@@ -118,13 +120,15 @@ class CostProfile:
         return cls(
             prefill=LinearFit((step, token, context), (1.0, 512.0, 512.0 * 512.0)),
             decode=LinearFit((step, token, context / 8), (1.0, 8.0, 8192.0)),
+            restore=LinearFit((0.0, report.block_bytes / block_tokens / rates.copy), (1.0, 512.0)),
             switch=Smoothed(report.weight_bytes / rates.copy),
+            resume=Smoothed(0.0),
         )
 
     @property
     def activation(self) -> float:
         """Making the model active and bringing its saved calls back."""
-        return self.switch.value + self.restore.value
+        return self.switch.value + self.resume.value
 
     def prefill_seconds(self, runs: float, tokens: int, token_positions: float) -> float:
         base, token, context = self.prefill.coefficients
@@ -134,8 +138,14 @@ class CostProfile:
         base, call, position = self.decode.coefficients
         return base + calls * call + context * position
 
+    def restore_seconds(self, restores: float, tokens: int) -> float:
+        """Copying ``tokens`` from the host in so many goes; nothing for none."""
+        base, token = self.restore.coefficients
+        return restores * base + tokens * token
+
     def estimate(self) -> Estimate:
         prefill, decode = self.prefill.coefficients, self.decode.coefficients
+        restore = self.restore.coefficients
         return Estimate(
             prefill_base=prefill[0],
             prefill_token=prefill[1],
@@ -144,5 +154,7 @@ class CostProfile:
             decode_call=decode[1],
             decode_context=decode[2],
             switch=self.activation,
+            restore_base=restore[0],
+            restore_token=restore[1],
             samples=self.prefill.samples + self.decode.samples + self.switch.samples,
         )

@@ -12,6 +12,7 @@ import math
 from alipes.instance.contract import InstanceSettings
 from alipes.instance.scheduler.budget import Plan, plan_round, within
 from alipes.instance.scheduler.model import ModelState
+from alipes.instance.scheduler.returns import best_wait
 from alipes.instance.scheduler.slot import NANOSECONDS, Slot
 from alipes.instance.scheduler.tally import Tally
 
@@ -46,7 +47,12 @@ class Rotation:
     def open(self, state: ModelState, ready: list[ModelState], now: int) -> Slot:
         """Begin the model's slot with its share of the round."""
         waited = (now - state.since) / NANOSECONDS if state.decoding else 0.0
-        slot = Slot(state.name, now, due=math.ceil(waited / self._settings.targets.tpot))
+        slot = Slot(
+            state.name,
+            now,
+            due=math.ceil(waited / self._settings.targets.tpot),
+            sessions=self._settings.session_prefill and len(self._settings.models) > 1,
+        )
         self._served.add(state.name)
         state.turn = next(self._turns)
         state.since = now
@@ -62,13 +68,7 @@ class Rotation:
         settings = self._settings
         alone = len(ready) == 1
         demands = {
-            other.name: other.demand(
-                settings.prefill_chunk,
-                settings.max_running,
-                alone,
-                slot if other is state else None,
-            )
-            for other in ready
+            other.name: other.demand(alone, slot if other is state else None) for other in ready
         }
         self.plan = plan_round(tuple(demands.values()), settings.targets, settings.switch_share)
         share, own = self.plan.shares[slot.model], demands[slot.model]
@@ -91,6 +91,31 @@ class Rotation:
         bound = self._settings.targets.gamma * self._settings.targets.ttft
         passed = (slot.opened - following.since) / NANOSECONDS
         return bound - passed - following.profile.activation
+
+    def linger(
+        self, slot: Slot, state: ModelState, ready: list[ModelState], now: int
+    ) -> int | None:
+        """Until when (ns) the open slot, which has nothing to decode, should wait for sessions
+        that finished a call in it: what their return now saves, the time until the model's next
+        slot, against that time for every call that waits meanwhile. None: not at all."""
+        others = [other for other in ready if other is not state]
+        if not others or not slot.sessions:
+            return None
+        plan = plan_round(
+            tuple(other.demand(False, None) for other in others),
+            self._settings.targets,
+            self._settings.switch_share,
+        )
+        away = sum(other.profile.activation + plan.shares[other.name].seconds for other in others)
+        gains = state.returns.gains(slot.opened, now, away + state.profile.activation)
+        if not gains:
+            return None
+        waiting = len(state.waiting) + sum(len(o.waiting) + len(o.saved) for o in others)
+        end = slot.opened + self._left(slot, state, ready) * NANOSECONDS
+        if slot.limit is not None:
+            end = min(end, slot.limit)
+        wait = best_wait(gains, waiting, (end - now) / NANOSECONDS)
+        return now + math.ceil(wait * NANOSECONDS) if wait > 0 else None
 
     def _watch(self, at_risk: str | None) -> None:
         """Count a round that cannot keep the bounds, once."""

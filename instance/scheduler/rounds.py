@@ -1,17 +1,19 @@
 """The round scheduler (Talaria section 3.4): what an instance does next.
 
-A slot of a cold instance is resumed calls, ``P -> D1 -> Dfin``, and a switch to the model whose
-turn is next. A hot instance is the case of one model: its slots follow each other without a
-switch, each with one chunk of prefill and the decode that is owed for it.
+A slot of a cold instance is resumed calls, ``P -> D1 -> (SP -> D)* -> Dfin``, and a switch to the
+model whose turn is next. A hot instance is the case of one model: its slots follow each other
+without a switch, each with one chunk of prefill and the decode that is owed for it.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from alipes.instance.contract import (
-    BlocksRemoved,
     BlocksStored,
     Failed,
     FailureClass,
+    Finished,
     FinishReason,
     InstanceSettings,
     ModelReport,
@@ -20,32 +22,47 @@ from alipes.instance.contract import (
     Started,
     Submit,
 )
-from alipes.instance.engine.protocol import Row, Sampled, SwitchReport
+from alipes.instance.engine.protocol import HostSlabs, Row, Sampled, SwitchReport
 from alipes.instance.scheduler import phases
 from alipes.instance.scheduler.active import ActiveModel
 from alipes.instance.scheduler.calls import CallTable
+from alipes.instance.scheduler.host import HostKv
 from alipes.instance.scheduler.model import ModelState
 from alipes.instance.scheduler.outcome import Outcome, finished, measure, take
 from alipes.instance.scheduler.phases import Phase
 from alipes.instance.scheduler.rotation import Rotation
 from alipes.instance.scheduler.sequence import CallState, Sequence
+from alipes.instance.scheduler.sessions import join_sessions
 from alipes.instance.scheduler.slot import NANOSECONDS, Slot
 from alipes.instance.scheduler.tally import Tally
-from alipes.instance.scheduler.work import Progress, Resume, Run, SavedCall, Switch, Work
+from alipes.instance.scheduler.work import (
+    Checkpoint,
+    Linger,
+    Progress,
+    Restore,
+    Run,
+    Switch,
+    Work,
+)
 
 
 class RoundScheduler:
     """Decides all that one instance does. Sans-IO: the driver executes what ``next`` returns and
-    reports it to ``stepped``, ``switched`` or ``resumed``; ``now`` is in ns and never falls."""
+    reports it to ``stepped``, ``switched`` or ``restored``, and the ends of copies to ``copied``;
+    ``now`` is in ns and never falls."""
 
-    def __init__(self, settings: InstanceSettings, reports: tuple[ModelReport, ...]) -> None:
+    def __init__(
+        self, settings: InstanceSettings, reports: tuple[ModelReport, ...], host: HostSlabs
+    ) -> None:
         self._settings = settings
         self._tally = Tally()
-        self._calls = CallTable(settings, reports, self._tally)
+        self._host = HostKv(host, reports, settings.block_tokens, settings.host_kv)
+        self._calls = CallTable(settings, reports, self._host, self._tally)
         self._active: ActiveModel | None = None
         self._phase = Phase.IDLE
         self._slot: Slot | None = None
         self._rotation = Rotation(settings, self._tally)
+        self._lingering: int | None = None
         self._stale = False
         self._version = 0
         self._draining = False
@@ -57,20 +74,24 @@ class RoundScheduler:
         if self._draining:
             self._tally.failed += 1
             return Failed(call.call_id, FailureClass.GONE, "the instance is draining")
-        failed = self._calls.add(call, now)
+        failed = self._calls.add(call, self._active, now)
         if failed is None:
             self._changed()
         return failed
 
-    def cancel(self, call_id: bytes, now: int) -> bool:
-        """Free all that the call holds; False when it is not (any more) here. The driver also
-        tells the engine to discard a saved state."""
+    def cancel(self, call_id: bytes, now: int) -> Progress | None:
+        """Free all that the call holds; None when it is not (any more) here. What was computed of
+        it is kept as if it had finished: whoever cancels may have read enough."""
         if call_id not in self._calls:
-            return False
-        self._calls.end(self._calls[call_id], self._active)
+            return None
+        call, active = self._calls[call_id], self._active
+        checkpoint = None
+        if active is not None and call_id in active.state.resident and call.generated:
+            checkpoint = self._part(active, [call], now)
+        self._calls.end(call, active)
         self._tally.cancelled += 1
         self._changed()
-        return True
+        return self._progress(checkpoint=checkpoint)
 
     def drain(self) -> None:
         """Accept nothing new; what is here goes on to its end."""
@@ -80,8 +101,7 @@ class RoundScheduler:
         """The engine could not serve these calls: they end, the others go on."""
         calls = [self._calls[call_id] for call_id in call_ids if call_id in self._calls]
         failed = self._fail(calls, FailureClass.INTERNAL, reason)
-        removed = self._active.space.take_removed() if self._active is not None else ()
-        return Progress(removed=removed, failed=failed, over=True)
+        return self._progress(failed=failed, over=True)
 
     def abandon(self, failure: FailureClass, reason: str) -> tuple[Failed, ...]:
         """Every call's last message, in whatever state a defect left the rest; nothing may be
@@ -94,6 +114,13 @@ class RoundScheduler:
         self._changed()
         return tuple(self._calls.fail(call, self._active, failure, reason) for call in calls)
 
+    def _part(self, active: ActiveModel, calls: list[Sequence], now: int) -> Checkpoint | None:
+        """Calls of the active model end: keep their KV, and note that their sessions are out."""
+        for call in calls:
+            if call.call.branch and not call.call.final:
+                active.state.returns.departed(call.call.branch, now)
+        return active.checkpoint(calls)
+
     def _changed(self) -> None:
         self._stale = True
         if self._slot is not None:
@@ -105,9 +132,17 @@ class RoundScheduler:
     def idle(self) -> bool:
         return len(self._calls) == 0
 
+    @property
+    def copying(self) -> bool:
+        """Whether copies to the host are under way, whose end must be reported."""
+        return self._host.copying
+
     def next(self, now: int) -> Work | None:
         """The next piece of work; None only when there is none to do."""
         models = self._calls.models
+        if self._lingering is not None:
+            self._tally.lingered_seconds += (now - self._lingering) / NANOSECONDS
+            self._lingering = None
         if self._active is None and len(models) == 1:
             return self._switch(next(iter(models.values())))
         if self._stale and self._slot is not None:
@@ -130,8 +165,7 @@ class RoundScheduler:
 
     def _switch(self, state: ModelState) -> Switch:
         self._phase = phases.move(self._phase, Phase.SWITCH)
-        saved = self._calls.save(self._active) if self._active is not None else ()
-        return Switch(state.name, saved)
+        return Switch(state.name, self._active.leave() if self._active is not None else None)
 
     def _open(self, state: ModelState, now: int) -> None:
         self._phase = phases.move(self._phase, Phase.P)
@@ -143,36 +177,55 @@ class RoundScheduler:
         slot, active = self._slot, self._active
         if slot is None or active is None:
             raise RuntimeError(f"phase {self._phase}: report the work before asking for more")
+        work: Work | None
         if self._phase is Phase.P:
             work = self._prefill(slot, active, now)
             if work is None:
-                self._phase = phases.move(self._phase, Phase.D1)
-                if slot.stuck:
-                    self._rotation.replan(slot, active.state, self._calls.ready())
-            return work
-        run = self._decode(slot, active, now)
-        if run is None and self._phase is Phase.D1:
-            self._phase = phases.move(self._phase, Phase.DFIN)
-        elif run is None:
-            self._phase = phases.move(self._phase, Phase.IDLE)
-            self._slot = None
-        return run
+                self._end_prefill(slot, active)
+        elif self._phase is Phase.SP:
+            work = self._join(slot, active, now)
+            if work is None:
+                self._enter(Phase.D)
+        elif self._phase is Phase.DFIN:
+            work = self._decode(slot, active, now)
+            if work is None:
+                self._close(slot, active)
+        elif self._sessions_come(slot, active, now):
+            work = None
+            self._enter(Phase.SP)
+        else:
+            work = self._decode(slot, active, now) or self._linger(slot, active, now)
+            if work is None:
+                self._enter(Phase.DFIN)
+        return work
 
-    def _prefill(self, slot: Slot, active: ActiveModel, now: int) -> Resume | Run | None:
-        if not slot.restored:
-            slot.restored = True
-            restored = active.restore_batch()
-            if restored:
-                return Resume(
-                    tuple(SavedCall(c.call.call_id, tuple(c.blocks), c.computed) for c in restored)
-                )
-        chunk = self._settings.prefill_chunk
-        if slot.prefill_runs and not self._prefill_goes_on(slot, active, chunk):
+    def _enter(self, phase: Phase) -> None:
+        self._phase = phases.move(self._phase, phase)
+
+    # --- P and SP ------------------------------------------------------------------------------
+
+    def _prefill(self, slot: Slot, active: ActiveModel, now: int) -> Work | None:
+        if not slot.resumed:
+            slot.resumed = True
+            active.resume_saved()
+            restore = active.take_restore()
+            if restore is not None:
+                return restore
+        if slot.prefill_runs and not self._prefill_goes_on(slot, active):
             return None
-        batch = active.prefill_batch(chunk)
+        batch = active.prefill_batch(self._settings.prefill_chunk)
+        restore = active.take_restore()
+        if restore is not None:
+            return restore
         if not batch:
             slot.stuck = slot.prefill_runs == 0 and active.state.prefill_pending()
+            if slot.stuck and self.copying and not active.state.residents(CallState.DECODE):
+                # Copies hold the blocks that are lacking, and nothing else will give any back.
+                return Linger(now + active.state.copy_ns(self._host.tokens_copying))
             return None
+        return self._prefill_run(slot, batch, now)
+
+    def _prefill_run(self, slot: Slot, batch: list[tuple[Sequence, int]], now: int) -> Run:
         return Run(
             model=slot.model,
             phase=self._phase,
@@ -182,24 +235,58 @@ class RoundScheduler:
             started=tuple(self._started(call, now) for call, _ in batch if call.started is None),
         )
 
-    def _prefill_goes_on(self, slot: Slot, active: ActiveModel, chunk: int) -> bool:
+    def _prefill_goes_on(self, slot: Slot, active: ActiveModel) -> bool:
         if self._rotation.alone:
             return False
-        if slot.fits(active.state.chunk_seconds(chunk)):
+        if slot.fits(active.state.chunk_seconds()):
             return True
         # A switch would undo a half-computed prompt that the host has no room for. Were that to
         # happen in every slot, it would never end; from its first token on nothing is undone.
         oldest = active.oldest()
-        if oldest is None or oldest.state is not CallState.PREFILL:
-            return False
-        return active.space.blocks_for(oldest.length) > self._calls.host_room(active.state)
+        if oldest is not None and oldest.state is CallState.PREFILL:
+            needed = active.space.blocks_for(oldest.length)
+            if needed > self._host.room(slot.model):
+                return True
+        slot.cut = True
+        return False
+
+    def _end_prefill(self, slot: Slot, active: ActiveModel) -> None:
+        self._enter(Phase.D1)
+        slot.ordinary = self._calls.taken
+        if slot.stuck or slot.sessions:
+            self._rotation.replan(slot, active.state, self._calls.ready())
 
     def _started(self, call: Sequence, now: int) -> Started:
         call.start(now)
         call.cached_tokens = call.computed
         self._tally.cached_tokens += call.computed
+        self._tally.restores += call.restored_tokens > 0
+        self._tally.restored_tokens += call.restored_tokens
         queued = (now - call.arrived) / NANOSECONDS
-        return Started(call.call.call_id, call.cached_tokens, queued)
+        return Started(
+            call.call.call_id, call.cached_tokens, queued, call.restored_tokens, self._phase
+        )
+
+    def _sessions_come(self, slot: Slot, active: ActiveModel, now: int) -> bool:
+        """At a decode boundary: whether sessions that returned come in now. Between two times
+        every decoding call gets an iteration at least."""
+        if not slot.sessions or not len(active.state.waiting):
+            return False
+        if slot.paid <= slot.boundary and active.state.residents(CallState.DECODE):
+            return False
+        slot.boundary = slot.paid
+        slot.joined = join_sessions(slot, active, now, self._tally)
+        return bool(slot.joined)
+
+    def _join(self, slot: Slot, active: ActiveModel, now: int) -> Restore | Run | None:
+        restore = active.take_restore()
+        if restore is not None:
+            return restore
+        calls = [call for call in slot.joined if call.state is CallState.PREFILL]
+        batch = active.continue_prefill(calls, self._settings.prefill_chunk)
+        return self._prefill_run(slot, batch, now) if batch else None
+
+    # --- decode --------------------------------------------------------------------------------
 
     def _decode(self, slot: Slot, active: ActiveModel, now: int) -> Run | None:
         batch = active.decode_batch()
@@ -208,7 +295,7 @@ class RoundScheduler:
         profile = active.state.profile
         step = profile.decode_seconds(len(batch), sum(call.length for call in batch))
         longest = max(call.remaining for call in batch)
-        if self._phase is Phase.D1:
+        if self._phase in phases.OPEN:
             steps = slot.steps_left(now, step, longest)
         elif slot.owed:
             steps = slot.owed
@@ -227,6 +314,22 @@ class RoundScheduler:
         if self._rotation.alone or state.prefill_pending():
             return False
         return seconds <= state.profile.activation and now + seconds * NANOSECONDS <= slot.latest
+
+    def _linger(self, slot: Slot, active: ActiveModel, now: int) -> Linger | None:
+        if active.state.residents(CallState.DECODE):
+            return None
+        until = self._rotation.linger(slot, active.state, self._calls.ready(), now)
+        if until is None:
+            return None
+        self._lingering = now
+        return Linger(until)
+
+    def _close(self, slot: Slot, active: ActiveModel) -> None:
+        seconds = 0.0 if self._rotation.alone else active.state.left_over(slot)
+        if seconds:
+            self._tally.fell_short(slot.model, seconds)
+        self._enter(Phase.IDLE)
+        self._slot = None
 
     # --- what it led to ------------------------------------------------------------------------
 
@@ -248,20 +351,44 @@ class RoundScheduler:
         measure(run, calls, slot, active.state.profile, seconds)
         outcome = take(run, calls, sampled, active.space, now)
         # Growing may have evicted, publishing comes after it, and only then do blocks go back.
-        removed = active.space.take_removed()
         stored = active.space.publish_all(calls)
-        for call, _ in outcome.ended:
-            self._calls.end(call, active)
+        size = self._settings.block_tokens
+        checkpoint = None
         if outcome.ended:
+            checkpoint = self._part(active, [call for call, _ in outcome.ended], now)
+            for call, _ in outcome.ended:
+                self._calls.end(call, active)
             self._changed()
         self._count(run, outcome, decoding)
         late = slot.limit is not None and now >= slot.limit and slot.owed == 0
-        return Progress(
-            removed=removed,
+        return self._progress(
             stored=stored,
-            drawn=tuple(outcome.drawn),
-            finished=tuple(finished(call, reason, now) for call, reason in outcome.ended),
+            checkpoint=checkpoint,
+            outcome=outcome,
+            finished=tuple(finished(call, reason, now, size) for call, reason in outcome.ended),
             over=outcome.short or late or bool(outcome.ended) or not decoding,
+        )
+
+    def _progress(
+        self,
+        stored: tuple[BlocksStored, ...] = (),
+        checkpoint: Checkpoint | None = None,
+        outcome: Outcome | None = None,
+        finished: tuple[Finished, ...] = (),
+        failed: tuple[Failed, ...] = (),
+        over: bool = False,
+    ) -> Progress:
+        """With all that has been evicted and published since the last one."""
+        gone = self._active.space.take_removed() if self._active is not None else ()
+        evicted, saved = self._host.take_events()
+        return Progress(
+            removed=gone + evicted,
+            stored=stored + saved,
+            drawn=tuple(outcome.drawn) if outcome is not None else (),
+            finished=finished,
+            failed=failed,
+            checkpoint=checkpoint,
+            over=over,
         )
 
     def _count(self, run: Run, outcome: Outcome, decoding: bool) -> None:
@@ -272,77 +399,94 @@ class RoundScheduler:
             self._tally.prefill_tokens += sum(run.chunks)
             self._stale = True
 
+    def copied(self, tickets: tuple[int, ...], now: int) -> Progress:
+        """These checkpoints have ended: what they copied can be restored from now on."""
+        for ticket in tickets:
+            copying = self._host.ended(ticket)
+            if self._active is not None:
+                self._active.copied(copying.device)
+        return self._progress()
+
+    def uncopied(self, checkpoint: Checkpoint, now: int) -> Progress:
+        """The engine could not begin the checkpoint: calls that rely on it are recomputed."""
+        saved = [call for state in self._calls.models.values() for call in state.saved.values()]
+        for call in self._host.lost(checkpoint.ticket, saved):
+            self._calls.requeue_saved(call)
+        copying = self._host.failed(checkpoint.ticket)
+        if self._active is not None:
+            self._active.copied(copying.device)
+        self._changed()
+        return self._progress()
+
     def switched(
-        self,
-        work: Switch,
-        report: SwitchReport,
-        seconds_saving: float,
-        now: int,
-        lost: tuple[bytes, ...] = (),
+        self, work: Switch, report: SwitchReport, seconds_saving: float, now: int
     ) -> Progress:
-        """``work.model`` is active. ``lost`` calls could not be saved: they are recomputed."""
-        removed = self._left(work, lost)
+        """``work.model`` is active; saving running calls and draining copies took
+        ``seconds_saving``."""
+        progress = self._leave()
         state = self._calls.models[work.model]
         seconds = report.seconds + seconds_saving
         state.profile.switch.observe(seconds)
         self._tally.switch_seconds += seconds
-        self._activate(state)
+        self._active = ActiveModel(state, self._host, self._settings, self._tally)
+        for call in state.waiting:
+            self._active.expect(call)
         if state.has_work:
             self._open(state, now)
         else:
-            self._phase = phases.move(self._phase, Phase.IDLE)
-        return Progress(removed=removed)
+            self._enter(Phase.IDLE)
+        return progress
 
-    def unswitched(self, work: Switch, reason: str, lost: tuple[bytes, ...] = ()) -> Progress:
+    def unswitched(self, work: Switch, reason: str) -> Progress:
         """The engine cannot make ``work.model`` active: its calls end, and no model is active."""
-        removed = self._left(work, lost)
+        progress = self._leave()
         self._active = None
-        self._phase = phases.move(self._phase, Phase.IDLE)
+        self._enter(Phase.IDLE)
         calls = [call for call in self._calls.all() if call.call.model == work.model]
-        return Progress(removed=removed, failed=self._fail(calls, FailureClass.INTERNAL, reason))
+        return replace(progress, failed=self._fail(calls, FailureClass.INTERNAL, reason))
 
-    def _activate(self, state: ModelState) -> None:
-        settings = self._settings
-        self._active = ActiveModel(state, settings.block_tokens, settings.max_running, self._tally)
-
-    def _left(self, work: Switch, lost: tuple[bytes, ...]) -> tuple[BlocksRemoved, ...]:
+    def _leave(self) -> Progress:
         """The device blocks of the model that was active are void."""
-        if self._active is None:
-            return ()
-        self._tally.switches += 1
-        for saved in work.save:
-            call = self._calls[saved.call_id]
-            call.blocks = []
-            call.published = 0
-            if saved.call_id in lost:
-                self._calls.requeue_saved(call)
-        self._active.space.clear()
-        return self._active.space.take_removed()
+        if self.copying:
+            raise RuntimeError("a model left the device while its blocks were being copied")
+        if self._active is not None:
+            self._tally.switches += 1
+            state = self._active.state
+            for call in state.saved.values():
+                call.blocks = []
+                call.published = 0
+            self._active.space.clear()
+            for call in state.waiting:
+                state.expect_host(self._host, call)
+        return self._progress()
 
-    def resumed(
-        self, work: Resume, seconds: float, now: int, lost: tuple[bytes, ...] = ()
-    ) -> Progress:
-        """The calls are on the device again; ``lost`` ones were not, and are recomputed."""
-        active = self._active
-        if active is None:
-            raise RuntimeError("calls were resumed while no model is active")
-        stored: list[BlocksStored] = []
-        for saved in work.calls:
-            call = self._calls[saved.call_id]
-            self._calls.restored(call)
-            if saved.call_id in lost:
-                active.preempt(call)
-                continue
-            self._tally.resumed += 1
-            stored.extend(active.space.publish(call))
-        active.state.profile.restore.observe(seconds)
-        return Progress(removed=active.space.take_removed(), stored=tuple(stored))
+    def restored(self, work: Restore, seconds: float, now: int, failed: bool = False) -> Progress:
+        """The blocks are on the device. When it ``failed`` they are not, and are computed."""
+        slot, active = self._slot, self._active
+        if slot is None or active is None:
+            raise RuntimeError("blocks were restored while no slot is open")
+        batch, stored = active.restored(failed)
+        profile = active.state.profile
+        if not failed:
+            profile.restore.observe((1.0, work.tokens), seconds)
+        if batch.resumes:
+            profile.resume.observe(seconds)
+        else:
+            slot.prefill_spent += seconds
+        self._stale = True
+        return self._progress(stored=stored)
 
     # --- what it looks like --------------------------------------------------------------------
+
+    def known(self) -> tuple[BlocksStored, ...]:
+        """All blocks that can be reused now, on the device and on the host."""
+        device = self._active.space.known() if self._active is not None else ()
+        return device + self._host.known()
 
     def snapshot(self, now: int) -> Snapshot:
         """The state for the gateway; every one has a higher version."""
         self._version += 1
+        evicted = self._host.registry.evicted
         return Snapshot(
             version=self._version,
             active_model=self._active.state.name if self._active is not None else "",
@@ -353,12 +497,13 @@ class RoundScheduler:
             loads={state.name: state.load() for state in self._calls.models.values()},
             estimates={s.name: s.profile.estimate() for s in self._calls.models.values()},
             occupancy=self._occupancy(),
-            counters=self._tally.counters(len(self._calls)),
+            counters=self._tally.counters(len(self._calls), self._host.checkpointed, evicted),
             last_call=self._calls.last_submitted,
         )
 
     def _occupancy(self) -> Occupancy:
-        host = (self._calls.host_used, self._settings.host_bytes)
+        registry, slab = self._host.registry, self._host.slab_bytes
+        host = (registry.used * slab, registry.total * slab, registry.held * slab)
         if self._active is None:
             return Occupancy(0, 0, 0, 0, *host)
         pool = self._active.space.pool

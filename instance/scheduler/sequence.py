@@ -11,10 +11,11 @@ import numpy as np
 
 from alipes.instance.contract import FinishReason, Submit, TokenIds, chain_key
 from alipes.instance.engine.protocol import Draw, Row
+from alipes.instance.memory.registry import HostBlock
 
 
 class CallState(StrEnum):
-    """Where a call is. ``PREFILL`` and ``DECODE`` hold device blocks, ``SAVED`` host bytes."""
+    """Where a call is. ``PREFILL`` and ``DECODE`` hold device blocks, ``SAVED`` host blocks."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -39,8 +40,11 @@ MOVES: Final[dict[CallState, frozenset[CallState]]] = {
 @dataclass(slots=True, eq=False)
 class Sequence:
     """``history[:length]`` is prompt and output; the first ``computed`` positions have valid
-    state in ``blocks`` (or on the host); the first ``published`` blocks have been offered to the
-    prefix index. ``order`` is the call's place in every queue, lowest first. Times in ns."""
+    state in ``blocks`` (or in the host blocks ``saved``); the first ``published`` blocks have been
+    offered to the prefix index. ``order`` is the call's place in every queue, lowest first. While
+    it waits, ``known`` tokens are expected to need no computing, ``known_host`` of them from the
+    host; ``recompute`` tells that the host failed to give them. ``parked`` is the turn of the slot
+    that parked it last, ``aged`` tells that it lacked blocks once. Times in ns."""
 
     call: Submit
     arrived: int
@@ -53,9 +57,15 @@ class Sequence:
     state: CallState = CallState.WAITING
     computed: int = 0
     published: int = 0
-    host_blocks: int = 0
+    known: int = 0
+    known_host: int = 0
+    recompute: bool = False
     cached_tokens: int = 0
+    restored_tokens: int = 0
+    parked: int = 0
+    aged: bool = False
     blocks: list[int] = field(default_factory=list)
+    saved: list[HostBlock] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
     started: int | None = None
     first_token: int | None = None
@@ -110,9 +120,12 @@ class Sequence:
             keys.append(chain_key(parent, self.history[begin : begin + block_tokens]))
         return keys
 
-    def path(self, blocks: int, block_tokens: int) -> Iterator[bytes]:
-        """The first ``blocks`` keys, computed as they are read."""
-        for index in range(blocks):
+    def path(self, blocks: int, block_tokens: int, first: int = 0) -> Iterator[bytes]:
+        """The keys from ``first``, before ``blocks``; those not known are computed as they are
+        read."""
+        known = len(self.keys)
+        yield from self.keys[first:blocks]
+        for index in range(max(first, known), blocks):
             yield self.extend_path(index + 1, block_tokens)[index]
 
     def row(self, tokens: int) -> Row:

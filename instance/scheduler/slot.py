@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from alipes.instance.scheduler.budget import Share
+from alipes.instance.scheduler.sequence import Sequence
 
 NANOSECONDS: Final = 1_000_000_000
 NOTHING: Final = Share(prefill=0.0, protected=0, seconds=0.0)
@@ -18,23 +19,45 @@ class Slot:
     ``latest`` (ns) is when it must end for the next model to be revisited within its bound.
     ``paid`` counts decode iterations against ``share.protected``. ``stuck`` tells that P could
     begin nothing: there is no point in another P before a call ends. ``due`` iterations are what
-    the time since the model's last slot asks for, however long that has really been."""
+    the time since the model's last slot asks for, however long that has really been.
+
+    Calls that came before serial number ``ordinary`` could come in through P; it is None until P
+    is over. P was ``cut`` when its time ended before its work. With ``sessions`` on, later calls
+    of returning sessions come in through SP, whose batch is ``joined``, once ``paid`` exceeds
+    ``boundary``."""
 
     model: str
     opened: int
     due: int = 0
+    sessions: bool = False
     share: Share = NOTHING
     limit: int | None = None
     latest: float = math.inf
     prefill_spent: float = 0.0
     prefill_runs: int = 0
     paid: int = 0
-    restored: bool = False
+    resumed: bool = False
     stuck: bool = False
+    cut: bool = False
+    ordinary: int | None = None
+    boundary: int = 0
+    joined: tuple[Sequence, ...] = ()
 
     @property
     def owed(self) -> int:
         return max(0, self.share.protected - self.paid)
+
+    @property
+    def sessions_only(self) -> bool:
+        return self.sessions and self.ordinary is not None
+
+    def was_here(self, call: Sequence) -> bool:
+        """Whether the call came before P was over."""
+        return self.ordinary is None or call.order[1] < self.ordinary
+
+    def joins(self, call: Sequence) -> bool:
+        """Whether a waiting call may come in through SP, if its prefix is at hand."""
+        return self.sessions and call.call.continuation and not self.was_here(call)
 
     def grant(self, share: Share, bounded: bool, left: float) -> None:
         """Take a (new) share and the seconds ``left`` before the next model's bound, both
@@ -46,6 +69,12 @@ class Slot:
     def fits(self, seconds: float) -> bool:
         """Whether P may go on for ``seconds``."""
         return self.prefill_spent + seconds <= self.share.prefill * (1 + 1e-9)
+
+    def seconds_left(self, now: int, step: float) -> float:
+        """Time before the limit beside the iterations still owed, of ``step`` seconds each."""
+        if self.limit is None:
+            return math.inf
+        return (self.limit - now) / NANOSECONDS - self.owed * step
 
     def steps_left(self, now: int, step: float, longest: int) -> int:
         """Iterations of ``step`` seconds before the limit, leaving room for those owed."""

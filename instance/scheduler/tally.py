@@ -24,8 +24,17 @@ class Tally:
     cached_tokens: int = 0
     decode_tokens: int = 0
     deadline_risk: Counter[str] = field(default_factory=Counter)
+    shortfall: dict[str, float] = field(default_factory=dict)
+    sp_admitted: int = 0
+    sp_parked: int = 0
+    restores: int = 0
+    restored_tokens: int = 0
+    lingered_seconds: float = 0.0
 
-    def counters(self, live_calls: int) -> Counters:
+    def fell_short(self, model: str, seconds: float) -> None:
+        self.shortfall[model] = self.shortfall.get(model, 0.0) + seconds
+
+    def counters(self, live_calls: int, checkpointed: int, host_evicted: int) -> Counters:
         return Counters(
             live_calls=live_calls,
             finished=self.finished,
@@ -40,4 +49,12 @@ class Tally:
             cached_tokens=self.cached_tokens,
             decode_tokens=self.decode_tokens,
             deadline_risk=dict(self.deadline_risk),
+            shortfall=dict(self.shortfall),
+            sp_admitted=self.sp_admitted,
+            sp_parked=self.sp_parked,
+            restores=self.restores,
+            restored_tokens=self.restored_tokens,
+            checkpointed_blocks=checkpointed,
+            host_evicted_blocks=host_evicted,
+            lingered_seconds=self.lingered_seconds,
         )

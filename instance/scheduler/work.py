@@ -44,8 +44,8 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Linger:
-    """Nothing to do before ``until`` (ns) unless a message comes: the slot stays open for
-    sessions that are likely to return."""
+    """Nothing to do before ``until`` (ns) unless a message comes or a checkpoint ends: the slot
+    stays open for sessions that are likely to return, or lacks blocks that are being copied."""
 
     until: int
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections import abc, defaultdict, deque
+from collections import Counter, abc, defaultdict, deque
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -18,22 +19,41 @@ from alipes.instance.contract import (
     InstanceSettings,
     ModelReport,
     ModelSettings,
+    Occupancy,
     Pool,
     Started,
     Submit,
     Targets,
+    Tier,
     chain_key,
     chain_root,
 )
-from alipes.instance.engine.protocol import EngineError, Row, Sampled, SwitchReport
+from alipes.instance.engine.protocol import (
+    BlockCopy,
+    EngineError,
+    HostSlabs,
+    Row,
+    Sampled,
+    SwitchReport,
+)
 from alipes.instance.scheduler import phases
+from alipes.instance.scheduler.queue import WaitingQueue
 from alipes.instance.scheduler.rounds import RoundScheduler
 from alipes.instance.scheduler.sequence import CallState, Sequence
 from alipes.instance.scheduler.slot import Slot
-from alipes.instance.scheduler.work import Progress, Resume, Run, Switch, Work
+from alipes.instance.scheduler.work import (
+    Checkpoint,
+    Linger,
+    Progress,
+    Restore,
+    Run,
+    Switch,
+    Work,
+)
 
 BLOCK = 4
 VOCABULARY = 50
+SLAB = 500
 ROOT = chain_root("test")
 
 
@@ -53,8 +73,8 @@ def answer(prompt: abc.Sequence[int], max_tokens: int, stops: abc.Sequence[int])
     return history[len(prompt) :]
 
 
-def report(name: str, blocks: int, context: int = 400) -> ModelReport:
-    return ModelReport(name, f"{name}:test", context, VOCABULARY, 1 << 20, 1000, blocks)
+def report(name: str, blocks: int, context: int = 400, slabs: int = 2) -> ModelReport:
+    return ModelReport(name, f"{name}:test", context, VOCABULARY, 1 << 20, slabs * SLAB, blocks)
 
 
 def settings_of(names: abc.Sequence[str], **changes: object) -> InstanceSettings:
@@ -79,10 +99,11 @@ def submission(
     max_tokens: int = 4,
     stops: tuple[int, ...] = (),
     priority: int = 0,
+    **more: Any,
 ) -> Submit:
     ids = np.asarray(prompt, dtype="<i4").tobytes()
     call_id = number.to_bytes(16, "big")
-    return Submit(call_id, model, ROOT, ids, max_tokens, stop_ids=stops, priority=priority)
+    return Submit(call_id, model, ROOT, ids, max_tokens, stop_ids=stops, priority=priority, **more)
 
 
 @dataclass
@@ -97,21 +118,36 @@ class Costs:
     copy: float = 0.001
 
 
+Context = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What one block held when it was copied; ``part`` of it lies in a slab."""
+
+    model: str
+    content: dict[int, Context]
+
+
 @dataclass
 class SimulatedEngine:
     """Computes nothing, but knows for every position of every block which context it is the
-    state of, and refuses rows whose blocks are anything else. ``now`` is the virtual clock."""
+    state of, and refuses rows whose blocks are anything else. A copy to the host ends when it has
+    been asked for ``delay`` times. ``now`` is the virtual clock."""
 
     costs: Costs = field(default_factory=Costs)
+    delay: int = 2
     now: int = 0
     active: str = ""
-    content: dict[tuple[int, int], tuple[int, ...]] = field(default_factory=dict)
-    saved: dict[bytes, list[tuple[int, ...]]] = field(default_factory=dict)
+    content: dict[tuple[int, int], Context] = field(default_factory=dict)
+    host: dict[int, tuple[Copied, int]] = field(default_factory=dict)
+    copying: dict[int, tuple[tuple[BlockCopy, ...], int]] = field(default_factory=dict)
 
     def spend(self, seconds: float) -> None:
         self.now += int(seconds * 1e9)
 
     def activate(self, model: str) -> SwitchReport:
+        assert not self.copying
         self.active = model
         self.content.clear()
         self.spend(self.costs.switch)
@@ -130,6 +166,7 @@ class SimulatedEngine:
         context = self._state(row.blocks, row.start)
         for position, token in enumerate(row.tokens, row.start):
             context = (*context, int(token))
+            assert row.blocks[position // BLOCK] not in self._moving()
             self.content[row.blocks[position // BLOCK], position % BLOCK] = context
         if row.draw is None:
             return None
@@ -147,19 +184,55 @@ class SimulatedEngine:
             context = here
         return context
 
-    def save(self, call_id: bytes, blocks: abc.Sequence[int], tokens: int) -> None:
-        self._state(blocks, tokens)
-        assert call_id not in self.saved
-        self.saved[call_id] = [self.content[blocks[p // BLOCK], p % BLOCK] for p in range(tokens)]
+    def _moving(self) -> set[int]:
+        return {copy.device for copies, _ in self.copying.values() for copy in copies}
+
+    def _moving_slabs(self) -> set[int]:
+        return {s for copies, _ in self.copying.values() for copy in copies for s in copy.slabs}
+
+    def copy_out(self, ticket: int, copies: abc.Sequence[BlockCopy]) -> None:
+        slabs = [slab for copy in copies for slab in copy.slabs]
+        assert copies
+        assert len(set(slabs)) == len(slabs)
+        assert self._moving_slabs().isdisjoint(slabs)
+        assert ticket > max(self.copying, default=0)
+        for slab in slabs:
+            self.host.pop(slab, None)
+        self.copying[ticket] = (tuple(copies), self.delay)
         self.spend(self.costs.copy)
 
-    def load(self, call_id: bytes, blocks: abc.Sequence[int]) -> None:
-        for position, context in enumerate(self.saved.pop(call_id)):
-            self.content[blocks[position // BLOCK], position % BLOCK] = context
-        self.spend(self.costs.copy)
+    def copied(self) -> tuple[int, ...]:
+        self.copying = {t: (copies, left - 1) for t, (copies, left) in self.copying.items()}
+        return self._end({t for t, (_, left) in self.copying.items() if left <= 0})
 
-    def discard(self, call_id: bytes) -> None:
-        self.saved.pop(call_id, None)
+    def drain(self) -> tuple[int, ...]:
+        return self._end(set(self.copying))
+
+    def _end(self, tickets: set[int]) -> tuple[int, ...]:
+        for ticket in sorted(tickets):
+            copies, _ = self.copying.pop(ticket)
+            for copy in copies:
+                held = {
+                    p: self.content[copy.device, p]
+                    for p in range(BLOCK)
+                    if (copy.device, p) in self.content
+                }
+                whole = Copied(self.active, held)
+                self.host.update((slab, (whole, part)) for part, slab in enumerate(copy.slabs))
+        return tuple(sorted(tickets))
+
+    def copy_in(self, copies: abc.Sequence[BlockCopy]) -> None:
+        assert self._moving().isdisjoint(copy.device for copy in copies)
+        for copy in copies:
+            whole, _ = self.host[copy.slabs[0]]
+            assert whole.model == self.active
+            assert [self.host[slab] for slab in copy.slabs] == [
+                (whole, part) for part in range(len(copy.slabs))
+            ]
+            for position in range(BLOCK):
+                self.content.pop((copy.device, position), None)
+            self.content.update(((copy.device, p), held) for p, held in whole.content.items())
+        self.spend(self.costs.copy)
 
 
 class Driver:
@@ -168,18 +241,20 @@ class Driver:
     def __init__(self, settings: InstanceSettings, reports: tuple[ModelReport, ...]) -> None:
         self.engine = SimulatedEngine()
         self.settings = settings
-        self.scheduler = RoundScheduler(settings, reports)
+        host = HostSlabs(SLAB, settings.host_bytes // SLAB)
+        self.scheduler = RoundScheduler(settings, reports, host)
         self.live: dict[bytes, Submit] = {}
         self.tokens: dict[bytes, list[int]] = defaultdict(list)
         self.token_times: dict[bytes, list[int]] = defaultdict(list)
         self.started: dict[bytes, Started] = {}
         self.finished: dict[bytes, Finished] = {}
         self.failed: dict[bytes, Failed] = {}
-        self.stored: dict[str, set[bytes]] = defaultdict(set)
+        self.stored: dict[tuple[str, Tier], set[bytes]] = defaultdict(set)
         self.works: list[Work] = []
         self._since: dict[str, list[str]] = {}
         self._parents: dict[bytes, bytes] = {}
         self._slot: object = None
+        self._ordinary: set[bytes] | None = None
         self._open: Slot | None = None
         self._iterations = 0
         # Of each model's last three slots: when they opened, and the troubles counted by then.
@@ -205,15 +280,17 @@ class Driver:
             self._parents[key] = parent
 
     def cancel(self, call_id: bytes) -> None:
-        assert self.scheduler.cancel(call_id, self.engine.now) == (call_id in self.live)
-        self.engine.discard(call_id)
-        self.live.pop(call_id, None)
-        self._forget_idle()
+        del self.live[call_id]
+        progress = self.scheduler.cancel(call_id, self.engine.now)
+        assert progress is not None
+        self._take(progress, "")
 
     # --- one piece of work ---
 
     def turn(self, steps: int = 1_000_000) -> Work | None:
-        """Execute the next work, of a run at most ``steps`` iterations."""
+        """Execute the next work, of a run at most ``steps`` iterations; of a wait as many times
+        10 ms."""
+        self._report(self.engine.copied)
         decoding = self._decoding()
         work = self.scheduler.next(self.engine.now)
         self._watch(decoding)
@@ -226,12 +303,10 @@ class Driver:
                 self._run(work, steps)
             case Switch():
                 self._switch(work)
-            case Resume():
-                begin = self.engine.now
-                for call in work.calls:
-                    self.engine.load(call.call_id, call.blocks)
-                seconds = (self.engine.now - begin) / 1e9
-                self._take(self.scheduler.resumed(work, seconds, self.engine.now), "")
+            case Restore():
+                self._restore(work)
+            case Linger():
+                self._linger(work, steps)
         self.check_blocks()
         return work
 
@@ -243,18 +318,47 @@ class Driver:
 
     def _switch(self, work: Switch) -> None:
         begin = self.engine.now
-        for call in work.save:
-            self.engine.save(call.call_id, call.blocks, call.tokens)
+        self._begin(work.save)
+        self._report(self.engine.drain)
         seconds = (self.engine.now - begin) / 1e9
         switch = self.engine.activate(work.model)
         self._take(self.scheduler.switched(work, switch, seconds, self.engine.now), work.model)
         self._watch([])
 
+    def _restore(self, work: Restore) -> None:
+        begin = self.engine.now
+        self.engine.copy_in(work.copies)
+        seconds = (self.engine.now - begin) / 1e9
+        self._take(self.scheduler.restored(work, seconds, self.engine.now), "")
+
+    def _linger(self, work: Linger, steps: int) -> None:
+        """Only an empty slot waits, and only where others do too, within the slot's bounds."""
+        slot = self.scheduler._slot
+        assert slot is not None
+        if slot.stuck:
+            assert self.engine.copying
+            return
+        assert self.settings.session_prefill
+        assert not self._decoding()
+        assert any(call.model != slot.model for call in self.live.values())
+        assert work.until > self.engine.now
+        assert slot.limit is None or work.until <= slot.limit + 1
+        self.engine.now = min(work.until, self.engine.now + steps * 10_000_000)
+
+    def _begin(self, checkpoint: Checkpoint | None) -> None:
+        if checkpoint is not None:
+            self.engine.copy_out(checkpoint.ticket, checkpoint.copies)
+
+    def _report(self, ended: abc.Callable[[], tuple[int, ...]]) -> None:
+        assert self.scheduler.copying == bool(self.engine.copying)
+        tickets = ended()
+        if tickets:
+            self._take(self.scheduler.copied(tickets, self.engine.now), "")
+
     def _run(self, run: Run, steps: int) -> None:
         self._visit(run)
         for started in run.started:
-            assert started.call_id not in self.started
-            self.started[started.call_id] = started
+            self._started(started, run)
         for _ in range(min(run.max_steps, steps)):
             begin = self.engine.now
             sampled = self.engine.step(self.scheduler.rows(run))
@@ -264,6 +368,25 @@ class Driver:
             self._take(progress, run.model)
             if progress.over:
                 break
+            self._report(self.engine.copied)
+
+    def _started(self, started: Started, run: Run) -> None:
+        """Only a returning session comes in through SP: later than P, and with a prefix."""
+        assert started.call_id not in self.started
+        assert started.phase == run.phase
+        assert 0 <= started.restored_tokens <= started.cached_tokens
+        self.started[started.call_id] = started
+        if run.phase == "SP":
+            assert self.settings.session_prefill
+            assert len(self.settings.models) > 1
+            assert self.live[started.call_id].continuation
+            assert self._ordinary is not None
+            assert started.call_id not in self._ordinary
+            assert started.cached_tokens > 0
+        else:
+            assert run.phase == "P"
+        if not self.settings.host_kv:
+            assert started.restored_tokens == 0
 
     def _take(self, progress: Progress, model: str) -> None:
         for removed in progress.removed:
@@ -277,6 +400,7 @@ class Driver:
         for failed in progress.failed:
             self.failed[failed.call_id] = failed
             del self.live[failed.call_id]
+        self._begin(progress.checkpoint)
         self._forget_idle()
 
     def _forget_idle(self) -> None:
@@ -288,11 +412,12 @@ class Driver:
 
     def _removed(self, event: BlocksRemoved) -> None:
         assert event.keys
-        assert self.stored[event.model].issuperset(event.keys)
-        self.stored[event.model].difference_update(event.keys)
+        known = self.stored[event.model, event.tier]
+        assert known.issuperset(event.keys)
+        known.difference_update(event.keys)
 
     def _stored(self, event: BlocksStored) -> None:
-        known = self.stored[event.model]
+        known = self.stored[event.model, event.tier]
         assert event.keys
         assert known.isdisjoint(event.keys)
         assert [self._parents[key] for key in event.keys] == [event.parent, *event.keys[:-1]]
@@ -314,7 +439,15 @@ class Driver:
         assert event.completion_tokens == len(expected)
         assert event.prompt_tokens == len(prompt)
         assert event.cached_tokens == self.started[event.call_id].cached_tokens < len(prompt)
+        assert event.restored_tokens == self.started[event.call_id].restored_tokens
+        assert (event.prefix, event.prefix_tokens) == self._handle(call, [*prompt, *expected[:-1]])
         self.finished[event.call_id] = event
+
+    def _handle(self, call: Submit, computed: list[int]) -> tuple[bytes, int]:
+        key, full = b"", len(computed) // BLOCK
+        for begin in range(0, full * BLOCK, BLOCK):
+            key = chain_key(key or call.root, np.array(computed[begin : begin + BLOCK], np.int32))
+        return key, full * BLOCK
 
     def _visit(self, run: Run) -> None:
         """No model gets two slots while another waits for one."""
@@ -332,11 +465,14 @@ class Driver:
     def _watch(self, decoding: list[Sequence]) -> None:
         """Note when slots open and close; ``decoding`` are the calls that did until now."""
         slot = self.scheduler._slot
+        if self._ordinary is None and self.scheduler._phase not in ("P", "idle", "switch"):
+            self._ordinary = set(self.live)
         if slot is self._open:
             return
         if self._open is not None:
             self._check_paid(self._open, decoding)
         if slot is not None:
+            self._ordinary = None
             self._iterations = 0
             self.openings[slot.model].append((self.engine.now, self._troubles()))
         self._open = slot
@@ -364,29 +500,74 @@ class Driver:
         return active.state.residents(CallState.DECODE) if active is not None else []
 
     def check_blocks(self) -> None:
-        active = self.scheduler._active
+        active, host = self.scheduler._active, self.scheduler._host
+        models = self.scheduler._calls.models
         occupancy = self.scheduler.snapshot(self.engine.now).occupancy
         assert occupancy.free + occupancy.cached + occupancy.held == occupancy.total
+        self._check_host(occupancy)
         if active is None:
             return
         held = {b for call in active.state.resident.values() for b in call.blocks}
+        held |= {block for copying in host._copying.values() for block in copying.device}
         assert occupancy.held == len(held)
-        assert occupancy.cached <= len(self.stored[active.state.name])
+        name = active.state.name
+        assert occupancy.cached <= len(self.stored[name, Tier.DEVICE])
+        for other in models:
+            assert other == name or not self.stored[other, Tier.DEVICE]
         for call in active.state.resident.values():
             assert call.state in (CallState.PREFILL, CallState.DECODE)
             assert len(set(call.blocks)) == len(call.blocks)
-        for name, state in self.scheduler._calls.models.items():
-            assert name == active.state.name or not state.resident
-        saved = {c for s in self.scheduler._calls.models.values() for c in s.saved}
-        assert saved == set(self.engine.saved)
+            assert not call.saved
+        for other, state in models.items():
+            assert other == name or not state.resident
+            self._check_queue(state.waiting)
+        known = {(e.model, e.tier, key) for e in self.scheduler.known() for key in e.keys}
+        told = {(m, tier, key) for (m, tier), keys in self.stored.items() for key in keys}
+        assert known == told
+        assert all(self._parents[e.keys[0]] == e.parent for e in self.scheduler.known())
+
+    def _check_queue(self, waiting: WaitingQueue) -> None:
+        assert waiting.context == sum(call.length for call in waiting)
+        assert waiting.tokens == sum(call.length - call.known for call in waiting)
+        assert waiting.restore_tokens == sum(call.known_host for call in waiting)
+        assert waiting.restores == sum(call.known_host > 0 for call in waiting)
+        assert all(call.known_host <= call.known < call.length for call in waiting)
+
+    def _check_host(self, occupancy: Occupancy) -> None:
+        """Every slab is free, published, in a copy, or a saved call's."""
+        registry = self.scheduler._host.registry
+        saved = [c for s in self.scheduler._calls.models.values() for c in s.saved.values()]
+        references = Counter(id(block) for call in saved for block in call.saved)
+        copying = {t: c.blocks for t, c in self.scheduler._host._copying.items()}
+        assert set(copying) == set(self.engine.copying)
+        blocks = {id(b): b for b in registry._keyed.values()}
+        blocks |= {id(b): b for call in saved for b in call.saved}
+        blocks |= {id(b): b for moving in copying.values() for b in moving}
+        moving = {id(b) for blocks in copying.values() for b in blocks}
+        slabs = [slab for block in blocks.values() for slab in block.slabs]
+        assert len(set(slabs)) == len(slabs) == registry.used
+        for block in blocks.values():
+            assert block.references == references[id(block)]
+            assert block.pins == (id(block) in moving)
+            assert block.complete == (id(block) not in moving)
+            if block.key is not None:
+                assert self.settings.host_kv
+        held = sum(len(b.slabs) for b in blocks.values() if b.pins or b.references)
+        assert registry.held == held
+        assert (occupancy.host_used, occupancy.host_held) == (len(slabs) * SLAB, held * SLAB)
         assert occupancy.host_used <= occupancy.host_total
+        for block in blocks.values():
+            assert block.slabs
+            if block.complete:
+                assert all(slab in self.engine.host for slab in block.slabs)
 
     def check_idle(self) -> None:
         assert not self.live
         assert self.scheduler.idle
+        self._report(self.engine.drain)
+        self.check_blocks()
         snapshot = self.scheduler.snapshot(self.engine.now)
         assert snapshot.counters.live_calls == 0
-        assert snapshot.occupancy.held == snapshot.occupancy.host_used == 0
-        assert not self.engine.saved
+        assert snapshot.occupancy.held == snapshot.occupancy.host_held == 0
         for load in snapshot.loads.values():
             assert load == type(load)()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
-from alipes.instance.contract import FailureClass, Targets
-from alipes.instance.scheduler.work import Resume, Run, Switch
+from alipes.instance.contract import FailureClass, Targets, Tier
+from alipes.instance.scheduler.work import Restore, Run, Switch
 
 from .simulated import BLOCK, Costs, Driver, report, settings_of, submission
 
@@ -20,6 +20,14 @@ def driver_of(names: list[str], blocks: int = 400, **changes: object) -> Driver:
 
 def runs(driver: Driver, phase: str | None = None) -> list[Run]:
     return [w for w in driver.works if isinstance(w, Run) and phase in (None, w.phase)]
+
+
+def turn_to(driver: Driver, model: str, steps: int = 1_000_000) -> None:
+    """Go on until this model has been made active."""
+    while True:
+        work = driver.turn(steps)
+        if isinstance(work, Switch) and work.model == model:
+            return
 
 
 def test_the_token_cadence_holds_on_average() -> None:
@@ -112,7 +120,7 @@ def test_a_prompt_longer_than_a_round_is_computed_over_several_slots() -> None:
     driver.submit(submission(99, "a", [5] * 390, max_tokens=3))
     driver.drain()
     slots = 0
-    chunks = []
+    chunks: list[int] = []
     for work in driver.works:
         if isinstance(work, Switch) and work.model == "a":
             slots += 1
@@ -121,7 +129,7 @@ def test_a_prompt_longer_than_a_round_is_computed_over_several_slots() -> None:
     assert sum(chunks) == 390
     assert max(chunks) == driver.settings.prefill_chunk
     assert slots >= 3
-    assert any(isinstance(work, Resume) for work in driver.works)
+    assert any(isinstance(work, Restore) for work in driver.works)
     driver.check_idle()
 
 
@@ -184,27 +192,27 @@ def test_what_ends_sooner_than_another_visit_takes_is_finished() -> None:
             if driver.scheduler._slot is slot:
                 beyond.update(work.call_ids)
         elif isinstance(work, Switch):
-            assert beyond.isdisjoint(saved.call_id for saved in work.save)
+            models = driver.scheduler._calls.models.values()
+            assert beyond.isdisjoint(call for state in models for call in state.saved)
     assert beyond
 
 
 def test_a_switch_costs_what_saving_and_restoring_take_too() -> None:
     driver = driver_of(["a", "b"], host_bytes=10**6)
-    driver.engine.costs.copy = 0.05
+    driver.engine.costs.copy = 0.1
     for number in (1, 2):
         driver.submit(submission(number, "a", [number] * 4, max_tokens=300))
     driver.turn()
     driver.turn()
     driver.submit(submission(3, "b", [3] * 4, max_tokens=1))
-    while not (isinstance(driver.works[-1], Switch) and driver.works[-1].model == "b"):
-        driver.turn()
-    assert len(driver.works[-1].save) == 2
+    turn_to(driver, "b")
+    assert len(driver.scheduler._calls.models["a"].saved) == 2
     estimates = driver.scheduler.snapshot(driver.engine.now).estimates
-    assert estimates["b"].switch == pytest.approx(0.1 + 2 * 0.05)
-    while not isinstance(driver.works[-1], Resume):
-        driver.turn()
+    assert estimates["b"].switch == pytest.approx(0.1 + 0.1)
+    while not isinstance(driver.turn(), Restore):
+        pass
     estimates = driver.scheduler.snapshot(driver.engine.now).estimates
-    assert estimates["a"].switch == pytest.approx(0.1 + 2 * 0.05)
+    assert estimates["a"].switch == pytest.approx(0.1 + 0.1)
 
 
 def test_a_round_that_time_has_overrun_is_told() -> None:
@@ -234,14 +242,14 @@ def test_a_known_prefix_is_not_computed_again() -> None:
     assert driver.started[(3).to_bytes(16, "big")].cached_tokens == 3 * BLOCK
 
 
-def test_a_switch_makes_the_prefix_unknown() -> None:
-    driver = driver_of(["a", "b"])
+def test_without_host_kv_a_switch_makes_the_prefix_unknown() -> None:
+    driver = driver_of(["a", "b"], host_kv=False)
     driver.submit(submission(1, "a", [1] * 12, max_tokens=1))
     driver.drain()
-    assert driver.stored["a"]
+    assert driver.stored["a", Tier.DEVICE]
     driver.submit(submission(2, "b", [1] * 12, max_tokens=1))
     driver.drain()
-    assert not driver.stored["a"]
+    assert not driver.stored["a", Tier.DEVICE]
     driver.submit(submission(3, "a", [1] * 12, max_tokens=1))
     driver.drain()
     assert driver.started[(3).to_bytes(16, "big")].cached_tokens == 0
@@ -272,7 +280,7 @@ def test_without_host_bytes_calls_are_recomputed() -> None:
         driver.submit(submission(number, name, [number] * 40, max_tokens=120))
     driver.drain()
     assert len(driver.finished) == 4
-    assert not any(w.save for w in driver.works if isinstance(w, Switch))
+    assert all(w.save is None for w in driver.works if isinstance(w, Switch))
     assert driver.scheduler.snapshot(0).counters.preempted > 0
 
 
@@ -283,9 +291,8 @@ def test_where_the_host_is_short_the_first_in_order_are_saved() -> None:
         driver.turn()
         driver.turn()
     driver.submit(submission(3, "b", [3] * 8, max_tokens=2))
-    while not (isinstance(driver.works[-1], Switch) and driver.works[-1].model == "b"):
-        driver.turn(steps=1)
-    assert [saved.call_id[-1] for saved in driver.works[-1].save] == [2]
+    turn_to(driver, "b", steps=1)
+    assert [call_id[-1] for call_id in driver.scheduler._calls.models["a"].saved] == [2]
     driver.drain()
     assert len(driver.finished) == 3
 

@@ -28,7 +28,14 @@ from alipes.instance.contract import (
     Targets,
     Tokens,
 )
-from alipes.instance.engine.protocol import EngineError, Row, Sampled, SwitchReport
+from alipes.instance.engine.protocol import (
+    BlockCopy,
+    EngineError,
+    HostSlabs,
+    Row,
+    Sampled,
+    SwitchReport,
+)
 from alipes.instance.loop import EngineLoop
 from alipes.instance.scheduler.rounds import RoundScheduler
 
@@ -39,7 +46,7 @@ class RecordingEngine:
     """Draws the position it draws at. ``before_step`` runs inside every step."""
 
     kind = "recording"
-    host_used = 0
+    host = HostSlabs(50, 400)
 
     def __init__(self, names: Sequence[str]) -> None:
         self.reports = tuple(ModelReport(n, n, 1000, 1000, 1 << 20, 100, 200) for n in names)
@@ -47,6 +54,8 @@ class RecordingEngine:
         self.did: list[tuple[str, str]] = []
         self.before_step: Callable[[Sequence[Row]], None] = lambda rows: None
         self.refuse: set[tuple[str, str]] = set()
+        self.copying: list[int] = []
+        self.active = ""
 
     def clock(self) -> int:
         return self.now
@@ -57,7 +66,9 @@ class RecordingEngine:
             raise EngineError(f"{what} {name} is refused")
 
     def activate(self, model: str) -> SwitchReport:
+        assert not self.copying
         self._note("activate", model)
+        self.active = model
         self.now += STEP_NS
         return SwitchReport(0.01, 0, addresses_kept=True)
 
@@ -66,14 +77,20 @@ class RecordingEngine:
         self.now += STEP_NS
         return tuple(Sampled(r.call_id, len(r.draw.history)) for r in rows if r.draw is not None)
 
-    def save(self, call_id: bytes, blocks: Sequence[int], tokens: int) -> None:
-        self._note("save", str(call_id[-1]))
+    def copy_out(self, ticket: int, copies: Sequence[BlockCopy]) -> None:
+        self._note("copy out", self.active)
+        self.copying.append(ticket)
 
-    def load(self, call_id: bytes, blocks: Sequence[int]) -> None:
-        self._note("load", str(call_id[-1]))
+    def copied(self) -> tuple[int, ...]:
+        ended, self.copying = tuple(self.copying), []
+        return ended
 
-    def discard(self, call_id: bytes) -> None:
-        self.did.append(("discard", str(call_id[-1])))
+    def drain(self) -> tuple[int, ...]:
+        self.did.append(("drain", self.active))
+        return self.copied()
+
+    def copy_in(self, copies: Sequence[BlockCopy]) -> None:
+        self._note("copy in", self.active)
 
     def close(self) -> None:
         self.did.append(("close", ""))
@@ -93,7 +110,7 @@ class Bench:
             prefill_chunk=8,
         )
         self.engine = RecordingEngine(names)
-        self.scheduler = RoundScheduler(settings, self.engine.reports)
+        self.scheduler = RoundScheduler(settings, self.engine.reports, self.engine.host)
         self.told: list[FromInstance] = []
         self.open: set[bytes] = set()
         self.has_looked = threading.Event()
@@ -135,7 +152,7 @@ def test_a_call_is_told_in_order() -> None:
     call = bench.submit(1, "a")
     bench.loop.run()
     told = bench.of(call)
-    assert told[0] == Started(call, 0, pytest.approx(0.01))
+    assert told[0] == Started(call, 0, pytest.approx(0.01), phase="P")
     assert bench.tokens(call) == [6, 7, 8, 9, 10]
     last = told[-1]
     assert isinstance(last, Finished)
@@ -201,7 +218,6 @@ def test_a_cancelled_call_says_nothing_more() -> None:
 
     bench.engine.before_step = cancel
     bench.loop.run()
-    assert ("discard", "2") in bench.engine.did
     assert not any(isinstance(m, Finished | Failed) for m in bench.of(cancelled))
     assert len(bench.tokens(cancelled)) <= 5
     last = [m for m in bench.told if isinstance(m, Snapshot)][-1]
@@ -215,18 +231,21 @@ def test_an_interrupted_call_goes_on_after_the_switch() -> None:
     second = bench.submit(2, "b", max_tokens=300)
     bench.loop.run()
     assert bench.tokens(first) == bench.tokens(second) == list(range(6, 306))
-    assert ("save", "1") in bench.engine.did
-    assert bench.engine.did.count(("save", "1")) == bench.engine.did.count(("load", "1"))
+    for name in "ab":
+        assert ("copy in", name) in bench.engine.did
+        assert bench.engine.did.count(("copy out", name)) > bench.engine.did.count(
+            ("copy in", name)
+        )
 
 
-@pytest.mark.parametrize("what", ["save", "load"])
+@pytest.mark.parametrize("what", ["copy out", "copy in"])
 def test_a_state_that_cannot_be_copied_is_recomputed(what: str) -> None:
     bench = Bench("a", "b")
-    bench.engine.refuse.add((what, "1"))
+    bench.engine.refuse.add((what, "a"))
     first = bench.submit(1, "a", max_tokens=300)
     bench.submit(2, "b", max_tokens=300)
     bench.loop.run()
-    assert (what, "1") in bench.engine.did
+    assert (what, "a") in bench.engine.did
     assert bench.tokens(first) == list(range(6, 306))
     assert sum(isinstance(m, Started) for m in bench.of(first)) == 1
     last = [m for m in bench.told if isinstance(m, Snapshot)][-1]

@@ -76,11 +76,11 @@ def test_all_ages_alike_and_a_priority_is_worth_a_wait() -> None:
         order = place(arrived, priority, level, number)
         queue.add(Sequence.of(call(number), arrived, order))
     assert [c.call.call_id[-1] for c in queue] == [2, 0, 3, 1, 4]
-    assert queue.tokens == 10
+    assert (queue.tokens, queue.context) == (10, 10)
     for sequence in list(queue):
         assert queue.head is sequence
         queue.remove(sequence)
-    assert (len(queue), queue.tokens, queue.token_positions) == (0, 0, 0)
+    assert (len(queue), queue.tokens, queue.context, queue.token_positions) == (0, 0, 0, 0)
 
 
 def test_the_phases_of_a_slot() -> None:
@@ -90,7 +90,11 @@ def test_the_phases_of_a_slot() -> None:
         ("switch", "P"),
         ("switch", "idle"),
         ("P", "D1"),
+        ("D1", "SP"),
         ("D1", "Dfin"),
+        ("SP", "D"),
+        ("D", "SP"),
+        ("D", "Dfin"),
         ("Dfin", "idle"),
     }
     for now, then in itertools.product(Phase, Phase):
@@ -162,11 +166,11 @@ def test_a_profile_follows_a_change() -> None:
 
 
 def test_an_estimate_carries_the_coefficients() -> None:
-    profile = CostProfile.prior(REPORT, "cpu")
+    profile = CostProfile.prior(REPORT, "cpu", 4)
     assert profile.estimate().samples == 0
     profile.prefill.observe((1.0, 100, 10_000), 0.2)
     profile.switch.observe(0.5)
-    profile.restore.observe(0.1)
+    profile.resume.observe(0.1)
     estimate = profile.estimate()
     assert estimate.samples == 2
     assert estimate.switch == pytest.approx(0.6)
@@ -174,4 +178,11 @@ def test_an_estimate_carries_the_coefficients() -> None:
         estimate.prefill_base + 100 * estimate.prefill_token + 100 * 100 * estimate.prefill_context
     )
     assert predicted == pytest.approx(profile.prefill_seconds(1, 100, 10_000))
-    assert CostProfile.prior(REPORT, "cuda:1").estimate().switch < estimate.switch
+    profile.restore.observe((1.0, 400), 0.04)
+    estimate = profile.estimate()
+    restored = estimate.restore_base + 400 * estimate.restore_token
+    assert restored == pytest.approx(profile.restore_seconds(1, 400))
+    assert restored == pytest.approx(0.04, rel=0.1)
+    prior = CostProfile.prior(REPORT, "cuda:1", 4).estimate()
+    assert prior.switch < estimate.switch
+    assert 0 < prior.restore_token < CostProfile.prior(REPORT, "cpu", 4).estimate().restore_token

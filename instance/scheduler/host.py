@@ -1,0 +1,187 @@
+"""KV on the host: what is copied there, what is still under way, who will come back for it."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from alipes.instance.contract import BlocksRemoved, BlocksStored, ModelReport, Tier
+from alipes.instance.engine.protocol import BlockCopy, HostSlabs
+from alipes.instance.memory.changes import HostChange, HostStored
+from alipes.instance.memory.registry import HostBlock, HostRegistry
+from alipes.instance.scheduler.sequence import Sequence
+from alipes.instance.scheduler.work import Checkpoint
+
+
+@dataclass(slots=True)
+class Copying:
+    """Copies to the host that are under way; the ``device`` blocks are held until they end."""
+
+    copies: list[BlockCopy] = field(default_factory=list)
+    blocks: list[HostBlock] = field(default_factory=list)
+    device: list[int] = field(default_factory=list)
+
+    def add(self, device: int, block: HostBlock) -> None:
+        self.copies.append(BlockCopy(device, block.slabs))
+        self.blocks.append(block)
+
+
+class HostKv:
+    """The registry as the scheduler uses it. Without ``shared``, host blocks belong to one saved
+    call each and nothing is ever matched."""
+
+    def __init__(
+        self,
+        host: HostSlabs,
+        reports: tuple[ModelReport, ...],
+        block_tokens: int,
+        shared: bool,
+    ) -> None:
+        self.slab_bytes = host.slab_bytes
+        self.registry = HostRegistry(host.count)
+        self.checkpointed = 0
+        self._shared = shared
+        self._block_tokens = block_tokens
+        self._slabs = {r.name: -(-r.block_bytes // host.slab_bytes) for r in reports}
+        self._revision = {report.name: report.kv_format for report in reports}
+        self._models: dict[str, list[str]] = defaultdict(list)
+        for report in reports:
+            self._models[report.kv_format].append(report.name)
+        self._tickets = itertools.count(1)
+        self._copying: dict[int, Copying] = {}
+
+    @property
+    def copying(self) -> bool:
+        return bool(self._copying)
+
+    @property
+    def tokens_copying(self) -> int:
+        blocks = sum(len(copying.blocks) for copying in self._copying.values())
+        return blocks * self._block_tokens
+
+    def room(self, model: str) -> int:
+        """Blocks of ``model`` that could be reserved now."""
+        return (self.registry.total - self.registry.held) // self._slabs[model]
+
+    def find(self, call: Sequence, first: int, last: int) -> list[HostBlock]:
+        """The longest row of the call's blocks from ``first``, before ``last``, that the host
+        can give."""
+        if not self._shared or call.recompute:
+            return []
+        path = call.path(last, self._block_tokens, first)
+        return self.registry.match(self._revision[call.call.model], path)
+
+    # --- to the host ---------------------------------------------------------------------------
+
+    def checkpoint(self, calls: Iterable[Sequence], spare: int) -> Copying | None:
+        """Reserve room for what the host lacks of the calls' full computed blocks, ``spare`` new
+        blocks at most; None when there is nothing to copy. To be begun with ``begin``."""
+        copying = Copying()
+        if not self._shared:
+            return None
+        for call in calls:
+            full = call.computed // self._block_tokens
+            keys = call.extend_path(full, self._block_tokens)[:full]
+            if spare < full:
+                keys = self._affordable(call.call.model, keys, spare)
+            path, new = self._reserve(call, keys)
+            spare -= len(new)
+            for place in new:
+                copying.add(call.blocks[place], path[place])
+            # All of the path, so that it comes back to the pool in its order.
+            copying.device.extend(call.blocks[:full] if new else ())
+        return copying if copying.copies else None
+
+    def save(self, call: Sequence, copying: Copying) -> bool:
+        """Reserve all that a running call needs to be resumed; False, with nothing changed, where
+        there is no room for it."""
+        full, rest = divmod(call.computed, self._block_tokens)
+        keys = call.extend_path(full, self._block_tokens)[:full] if self._shared else []
+        found = [self.registry.find(self._revision[call.call.model], key) for key in keys]
+        held = sum(1 for block in found if block is not None and block.held)
+        if full + (rest > 0) == 0 or full + (rest > 0) - held > self.room(call.call.model):
+            return False
+        path, new = self._reserve(call, keys)
+        self.registry.hold(path)
+        for _ in range(full + (rest > 0) - len(path)):
+            block = self.registry.reserve(
+                self._revision[call.call.model], None, self._slabs[call.call.model]
+            )
+            if block is None:
+                raise RuntimeError("the host has less room than was counted")
+            self.registry.hold([block])
+            new.append(len(path))
+            path.append(block)
+        for place in new:
+            copying.add(call.blocks[place], path[place])
+        call.saved = path
+        return True
+
+    def begin(self, copying: Copying) -> Checkpoint:
+        """Copies for the engine to begin now; their end is told to ``ended`` or ``failed``."""
+        ticket = next(self._tickets)
+        self._copying[ticket] = copying
+        return Checkpoint(ticket, tuple(copying.copies))
+
+    def ended(self, ticket: int) -> Copying:
+        copying = self._copying.pop(ticket)
+        self.registry.commit(copying.blocks)
+        self.checkpointed += sum(1 for block in copying.blocks if block.key is not None)
+        return copying
+
+    def failed(self, ticket: int) -> Copying:
+        """These copies were not made. Nobody may refer to the blocks any more."""
+        copying = self._copying.pop(ticket)
+        self.registry.abort(copying.blocks)
+        return copying
+
+    def lost(self, ticket: int, calls: Iterable[Sequence]) -> list[Sequence]:
+        """Those of the saved ``calls`` that refer to blocks of these copies."""
+        blocks = set(map(id, self._copying[ticket].blocks))
+        return [call for call in calls if any(id(block) in blocks for block in call.saved)]
+
+    def forget(self, call: Sequence) -> None:
+        """The call will not come back for its host blocks (again)."""
+        self.registry.drop(call.saved)
+        call.saved = []
+
+    def _reserve(self, call: Sequence, keys: list[bytes]) -> tuple[list[HostBlock], list[int]]:
+        model = call.call.model
+        return self.registry.reserve_path(
+            self._revision[model], call.call.root, keys, self._slabs[model]
+        )
+
+    def _affordable(self, model: str, keys: list[bytes], spare: int) -> list[bytes]:
+        """The beginning of a path of which the host lacks no more than ``spare`` blocks."""
+        for place, key in enumerate(keys):
+            if self.registry.find(self._revision[model], key) is None:
+                if spare <= 0:
+                    return keys[:place]
+                spare -= 1
+        return keys
+
+    # --- what there is to tell -----------------------------------------------------------------
+
+    def take_events(self) -> tuple[tuple[BlocksRemoved, ...], tuple[BlocksStored, ...]]:
+        """What was evicted and published since this was last asked. Whoever publishes or evicts
+        asks at once, so that no key is in both."""
+        return self._events(self.registry.take_changes())
+
+    def known(self) -> tuple[BlocksStored, ...]:
+        """All that can be matched now."""
+        return self._events(self.registry.known())[1]
+
+    def _events(
+        self, changes: Iterable[HostChange]
+    ) -> tuple[tuple[BlocksRemoved, ...], tuple[BlocksStored, ...]]:
+        removed: list[BlocksRemoved] = []
+        stored: list[BlocksStored] = []
+        for change in changes:
+            for model in self._models[change.revision]:
+                if isinstance(change, HostStored):
+                    stored.append(BlocksStored(model, Tier.HOST, change.parent, change.keys))
+                else:
+                    removed.append(BlocksRemoved(model, Tier.HOST, change.keys))
+        return tuple(removed), tuple(stored)

@@ -1,0 +1,32 @@
+"""Blocks on their way from the host to the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from alipes.instance.engine.protocol import BlockCopy
+from alipes.instance.memory.registry import HostBlock
+from alipes.instance.scheduler.sequence import Sequence
+from alipes.instance.scheduler.work import Restore
+
+
+@dataclass(slots=True)
+class Restoring:
+    """What one ``Restore`` will do: ``calls`` own or share the blocks that it fills, ``sources``
+    are pinned. ``resumes`` tells that it brings saved calls back."""
+
+    copies: list[BlockCopy] = field(default_factory=list)
+    sources: list[HostBlock] = field(default_factory=list)
+    calls: list[Sequence] = field(default_factory=list)
+    tokens: int = 0
+    resumes: bool = False
+
+    def add(self, call: Sequence, sources: list[HostBlock], first: int, tokens: int) -> None:
+        """``sources`` fill the call's blocks from ``first`` on with the state of ``tokens``."""
+        for device, source in zip(call.blocks[first:], sources, strict=True):
+            self.copies.append(BlockCopy(device, source.slabs))
+        self.sources.extend(sources)
+        self.tokens += tokens
+
+    def work(self) -> Restore:
+        return Restore(tuple(self.copies), self.tokens)

@@ -1,0 +1,70 @@
+"""Session-prefill (Talaria section 3.4): which returning sessions come into an open slot.
+
+A call that does not fit is passed by later ones. Where it was time that it lacked, it is among the
+first in the next P, for the queue's order never changes. Where it was room on the device, it ages:
+from then on no call behind it comes in through SP before it has, so that what ends makes room for
+it at last.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from alipes.instance.scheduler.active import ActiveModel
+from alipes.instance.scheduler.sequence import CallState, Sequence
+from alipes.instance.scheduler.slot import Slot
+from alipes.instance.scheduler.tally import Tally
+from alipes.instance.scheduler.work_ahead import WorkAhead
+
+
+@dataclass(slots=True)
+class Batch:
+    """The decode batch as it will be, and what those that join it need before."""
+
+    running: int
+    context: int
+    work: WorkAhead = field(default_factory=WorkAhead)
+
+    @classmethod
+    def of(cls, decoding: list[Sequence]) -> Batch:
+        return cls(len(decoding), sum(call.length for call in decoding))
+
+    def add(self, call: Sequence) -> None:
+        self.running += 1
+        self.context += call.length
+        self.work.add_waiting(call)
+
+    def fits_with(self, call: Sequence, slot: Slot, active: ActiveModel, now: int) -> bool:
+        """Whether restoring and computing leave time for what is owed to all, the call too."""
+        state = active.state
+        work = replace(self.work)
+        work.add_waiting(call)
+        step = state.profile.decode_seconds(self.running + 1, self.context + call.length)
+        seconds = work.seconds(state.profile, state.settings.prefill_chunk)
+        return seconds <= slot.seconds_left(now, step)
+
+
+def join_sessions(slot: Slot, active: ActiveModel, now: int, tally: Tally) -> tuple[Sequence, ...]:
+    """Make those resident that come in at this decode boundary, in the order of the queue."""
+    joined: list[Sequence] = []
+    batch = Batch.of(active.state.residents(CallState.DECODE))
+    for call in list(active.state.waiting):
+        if slot.joins(call):
+            active.expect(call)
+        if not slot.joins(call) or not call.known:
+            if call.aged:
+                break
+            continue
+        fits = batch.fits_with(call, slot, active, now)
+        if fits and active.admit(call):
+            batch.add(call)
+            joined.append(call)
+            continue
+        if call.parked != active.state.turn:
+            call.parked = active.state.turn
+            tally.sp_parked += 1
+        if fits and call.aged:
+            break
+        call.aged |= fits
+    tally.sp_admitted += len(joined)
+    return tuple(joined)
