@@ -58,7 +58,7 @@ def test_a_disconnect_during_prefill_frees_everything(stack: Any) -> None:
     assert stack.counter("cancelled") == cancelled + 1
     for instance in stack.instances().values():
         occupancy = instance["snapshot"]["occupancy"]
-        assert occupancy["held"] == occupancy["host_used"] == 0
+        assert occupancy["held"] == occupancy["host_held"] == 0
         assert occupancy["free"] + occupancy["cached"] == occupancy["total"]
 
 
