@@ -1,4 +1,4 @@
-"""The router against a slow, obvious model of where every call is."""
+"""The router against a slow, obvious model of where every call, block and lease is."""
 
 from __future__ import annotations
 
@@ -13,14 +13,18 @@ from alipes.gateway.routing.decision import (
     CallShape,
     Completion,
     Placement,
+    Reason,
     Reject,
     RejectKind,
     RouterSettings,
     Wait,
     Why,
 )
+from alipes.gateway.routing.leases import LeaseCounts
 from alipes.gateway.routing.router import Router
 from alipes.instance.contract import (
+    BlocksRemoved,
+    BlocksStored,
     Counters,
     Estimate,
     Hello,
@@ -30,17 +34,23 @@ from alipes.instance.contract import (
     Pool,
     Snapshot,
     Targets,
+    Tier,
 )
 
 SECOND = 1_000_000_000
 KNOWN = {"a": ("x", "y"), "b": ("y", "z"), "c": ("z",)}
 SERVES = {"x": ("a",), "y": ("a", "b"), "z": ("b", "c")}
-COST = Estimate(0.01, 0.002, 1e-7, 0.03, 0.01, 1e-6, 0.4, 0.0, 0.0, 3)
-LIMITS = RouterSettings(queue_depth=4, queue_timeout=20.0)
-KV_TOKENS = 100 * 64
+COST = Estimate(0.01, 0.002, 1e-7, 0.03, 0.01, 1e-6, 0.4, 0.01, 1e-4, 3)
+TAU = 6 * SECOND
+LIMITS = RouterSettings(queue_depth=4, queue_timeout=20.0, lease_seconds=TAU / SECOND)
+BLOCK = 64
+KV_TOKENS = 100 * BLOCK
+HOT = "x"
+BRANCHES = {"a": (b"a1", b"a2"), "b": (b"b1",), "c": (b"",)}
 
 names = st.sampled_from(sorted(SERVES))
 models = st.sampled_from(sorted(KNOWN))
+tiers = st.sampled_from(Tier)
 loads = st.builds(
     Load,
     waiting=st.integers(0, 4),
@@ -51,10 +61,41 @@ loads = st.builds(
 )
 
 
+def keys_of(branch: bytes, tokens: int, rewritten: int = 0) -> tuple[bytes, ...]:
+    """Keys of a branch's context; from block ``rewritten`` on those of another one."""
+    whole = range(tokens // BLOCK)
+    other = bytes([rewritten])
+    return tuple(
+        branch + (other if rewritten and n >= rewritten else b"\0") + bytes([n]) for n in whole
+    )
+
+
+@dataclass(frozen=True)
+class Path:
+    listed: tuple[bytes, ...]
+    rewritten: int = 0
+
+    def keys(self, kv_format: str) -> tuple[bytes, ...]:
+        return self.listed
+
+
+def common(one: Sequence[bytes], other: Sequence[bytes]) -> int:
+    pairs = zip(one, other, strict=False)
+    return next((n for n, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+
+
+@dataclass
+class ModelLease:
+    instance: str
+    prefix: tuple[bytes, ...]
+    expires: int
+
+
 @dataclass
 class ModelInstance:
     """What the slow model knows of an instance; ``sent`` lists (call, still unseen, live)."""
 
+    told: bool = False
     up: bool = False
     draining: bool = False
     version: int = -1
@@ -63,6 +104,18 @@ class ModelInstance:
     sent: list[bytes] = field(default_factory=list)
     unseen: set[bytes] = field(default_factory=set)
     begun: bytes | None = None
+    blocks: dict[bytes, set[Tier]] = field(default_factory=dict)
+
+    def has(self, call: CallShape) -> tuple[int, int]:
+        """Tokens of the prompt on the device and on the host."""
+        device = host = 0
+        assert isinstance(call.path, Path)
+        for key in call.path.listed[: (call.prompt_tokens - 1) // BLOCK]:
+            if not self.blocks.get(key):
+                break
+            device += BLOCK * (Tier.DEVICE in self.blocks[key])
+            host += BLOCK * (Tier.DEVICE not in self.blocks[key])
+        return device, host
 
     def well(self, now: int) -> bool:
         return (
@@ -80,8 +133,8 @@ class ModelInstance:
 
 
 class RouterMachine(RuleBasedStateMachine):
-    @initialize()
-    def begin(self) -> None:
+    @initialize(ready=st.booleans())
+    def begin(self, ready: bool) -> None:
         self.now = 0
         self.calls = 0
         self.versions = 0
@@ -89,23 +142,37 @@ class RouterMachine(RuleBasedStateMachine):
         self.instances = {name: ModelInstance() for name in SERVES}
         self.queued: dict[bytes, tuple[CallShape, int]] = {}
         self.placed: dict[bytes, tuple[CallShape, str]] = {}
+        self.leases: dict[bytes, ModelLease] = {}
+        self.contexts: dict[bytes, tuple[bytes, ...]] = {}
+        self.installed = self.consumed = self.expired = self.discarded = 0
+        if ready:
+            self.everything_becomes_idle()
 
     # --- instances ---
 
     @rule(name=names)
     def connect(self, name: str) -> None:
         reports = tuple(ModelReport(m, "kv", 8192, 1, 1, 1, 100) for m in SERVES[name])
-        hello = Hello(1, name, "i", Pool.COLD, "fake", "cpu", 64, 4, 6, 512, Targets(), reports, 1)
+        pool = Pool.HOT if name == HOT else Pool.COLD
+        hello = Hello(1, name, "i", pool, "fake", "cpu", 64, 4, 6, 512, Targets(), reports, 1)
+        self._lose_leases(name)
         lost = self.router.connected(hello, self.now)
         self._lost(name, lost)
-        self.instances[name] = ModelInstance(up=True, heard=self.now)
+        self.instances[name] = ModelInstance(told=True, up=True, heard=self.now)
         self._retry()
 
     @rule(name=names)
     def disconnect(self, name: str) -> None:
+        self._lose_leases(name)
         self._lost(name, self.router.disconnected(name, self.now))
-        self.instances[name] = ModelInstance(draining=self.instances[name].draining)
+        known = self.instances[name]
+        self.instances[name] = ModelInstance(told=known.told, draining=known.draining)
         self._retry()
+
+    def _lose_leases(self, name: str) -> None:
+        for branch in [b for b, lease in self.leases.items() if lease.instance == name]:
+            del self.leases[branch]
+            self.discarded += 1
 
     def _lost(self, name: str, lost: Sequence[bytes]) -> None:
         there = {call_id for call_id, (_, on) in self.placed.items() if on == name}
@@ -153,6 +220,57 @@ class RouterMachine(RuleBasedStateMachine):
                 known.shown(call_id)
         known.begun = None
 
+    # --- blocks ---
+
+    @rule(
+        name=names,
+        branch=st.sampled_from([b"a1", b"a2", b"b1"]),
+        first=st.integers(0, 40),
+        count=st.integers(1, 100),
+        tier=tiers,
+        stored=st.booleans(),
+    )
+    def blocks(
+        self, name: str, branch: bytes, first: int, count: int, tier: Tier, stored: bool
+    ) -> None:
+        keys = keys_of(branch, 100 * BLOCK)[first : first + count]
+        known = self.instances[name]
+        if stored:
+            self.router.stored(name, BlocksStored("a", tier, b"", keys))
+        else:
+            self.router.removed(name, BlocksRemoved("a", tier, keys))
+        for key in keys if known.up else ():
+            there = known.blocks.setdefault(key, set())
+            (there.add if stored else there.discard)(tier)
+
+    @rule(
+        model=st.sampled_from("ab"),
+        prompt=st.integers(1, 3000),
+        which=st.integers(0, 1),
+        tokens=st.integers(1, 200),
+    )
+    def a_turn(self, model: str, prompt: int, which: int, tokens: int) -> None:
+        """What random rules seldom give: a call that finishes."""
+        self.place(model, "t", prompt, tokens, which, 0, False)
+        call_id = self.calls.to_bytes(16, "big")
+        if call_id in self.placed:
+            self._release(call_id, tokens)
+        self._retry()
+
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), tier=tiers, extra=st.integers(1, 400))
+    def a_session_returns(self, data: st.DataObject, tier: Tier, extra: int) -> None:
+        """What random blocks seldom give: the KV of a lease is all there."""
+        branch = data.draw(st.sampled_from(sorted(self.leases)))
+        lease = self.leases[branch]
+        tokens = len(lease.prefix) * BLOCK
+        known = self.instances[lease.instance]
+        self.router.stored(lease.instance, BlocksStored("a", tier, b"", lease.prefix))
+        for key in lease.prefix:
+            known.blocks.setdefault(key, set()).add(tier)
+        if tokens + extra + 10 <= KV_TOKENS:
+            self.place(chr(branch[0]), "t", tokens + extra, 10, 0, 0, False)
+
     # --- calls ---
 
     @rule(
@@ -160,16 +278,53 @@ class RouterMachine(RuleBasedStateMachine):
         tenant=st.sampled_from(["t", "u"]),
         prompt=st.integers(1, 7000),
         output=st.integers(1, 300),
+        which=st.integers(0, 1),
+        rewritten=st.sampled_from([0, 0, 1, 20]),
+        final=st.sampled_from([False, False, True]),
     )
-    def place(self, model: str, tenant: str, prompt: int, output: int) -> None:
+    def place(
+        self,
+        model: str,
+        tenant: str,
+        prompt: int,
+        output: int,
+        which: int,
+        rewritten: int,
+        final: bool,
+    ) -> None:
         self.calls += 1
-        call = CallShape(self.calls.to_bytes(16, "big"), model, tenant, prompt, output)
+        branch = BRANCHES[model][which % len(BRANCHES[model])]
+        keys = keys_of(branch, prompt, rewritten)
+        known = common(keys, self.contexts.get(branch, ())) * BLOCK
+        call = CallShape(
+            self.calls.to_bytes(16, "big"),
+            model,
+            tenant,
+            prompt,
+            output,
+            branch,
+            known,
+            final,
+            Path(keys, rewritten),
+        )
         ahead = any(other.model == model for other, _ in self.queued.values())
         full = len(self.queued) >= LIMITS.queue_depth
+        large = prompt + output > KV_TOKENS + 1
+        held = None if self._refused(call) else self.leases.pop(branch, None)
+        good = held is not None and self._good(held, call)
+        if held is not None:
+            self.consumed += good
+            self.discarded += not good
         answer = self.router.place(call, self.now)
         match answer:
+            case Placement(reason=Reason.LEASE):
+                assert held is not None
+                assert good
+                assert answer.instance == held.instance != HOT
+                self._took(call, answer)
             case Placement():
                 assert not ahead
+                assert not good or held is None or held.instance == HOT
                 self._took(call, answer)
             case Wait():
                 assert not full
@@ -179,7 +334,7 @@ class RouterMachine(RuleBasedStateMachine):
                 assert full
                 assert 1 <= answer.retry_after <= LIMITS.queue_timeout
             case Reject(kind=RejectKind.TOO_LARGE):
-                assert prompt + output > KV_TOKENS + 1
+                assert large
             case Reject(kind=RejectKind.DRAINING):
                 assert self._all_drain(model)
             case _:
@@ -189,12 +344,40 @@ class RouterMachine(RuleBasedStateMachine):
         states = [self.instances[name] for name in KNOWN[model]]
         return all(state.up and state.draining for state in states)
 
+    def _refused(self, call: CallShape) -> bool:
+        """No instance can hold the call, and all have told what they can; or all drain."""
+        told = all(self.instances[name].told for name in KNOWN[call.model])
+        large = told and call.prompt_tokens + call.max_tokens > KV_TOKENS + 1
+        return large or self._all_drain(call.model)
+
+    def _good(self, lease: ModelLease, call: CallShape) -> bool:
+        known = self.instances[lease.instance]
+        assert isinstance(call.path, Path)
+        limit = (call.prompt_tokens - 1) // BLOCK
+        shared = call.path.listed[: min(limit, common(call.path.listed, lease.prefix))]
+        return (
+            known.up
+            and not known.draining
+            and call.prompt_tokens + call.max_tokens <= KV_TOKENS + 1
+            and bool(shared)
+            and all(known.blocks.get(key) for key in shared)
+        )
+
     def _took(self, call: CallShape, placement: Placement) -> None:
         known = self.instances[placement.instance]
         assert placement.call_id == call.call_id
         assert placement.instance in KNOWN[call.model]
-        assert known.well(self.now)
+        if placement.reason is Reason.LEASE:
+            assert known.up
+            assert not known.draining
+        else:
+            self._cheapest(call, placement)
         assert call.prompt_tokens + call.max_tokens <= KV_TOKENS + 1
+        known.sent.append(call.call_id)
+        known.unseen.add(call.call_id)
+        self.placed[call.call_id] = (call, placement.instance)
+
+    def _cheapest(self, call: CallShape, placement: Placement) -> None:
         chosen = next(c for c in placement.candidates if c.instance == placement.instance)
         assert chosen.admitted
         assert chosen.total == min(c.total for c in placement.candidates if c.admitted)
@@ -202,9 +385,12 @@ class RouterMachine(RuleBasedStateMachine):
             unfit = (Why.DOWN, Why.DRAINING, Why.NO_STATE, Why.SILENT, Why.STALE)
             well = self.instances[candidate.instance].well(self.now)
             assert (candidate.why in unfit) is not well
-        known.sent.append(call.call_id)
-        known.unseen.add(call.call_id)
-        self.placed[call.call_id] = (call, placement.instance)
+            if candidate.total:
+                has = (candidate.device_tokens, candidate.host_tokens)
+                assert has == self.instances[candidate.instance].has(call)
+            if candidate.why is Why.NO_GAIN:
+                assert candidate.opens
+                assert any(c.admitted and not c.opens for c in placement.candidates)
 
     @precondition(lambda self: self.placed or self.queued)
     @rule(data=st.data(), again=st.booleans(), tokens=st.none() | st.integers(1, 300))
@@ -217,12 +403,35 @@ class RouterMachine(RuleBasedStateMachine):
 
     def _release(self, call_id: bytes, tokens: int | None = None) -> None:
         if tokens is not None:
-            self.router.complete(call_id, self.now, Completion(tokens))
+            self._complete(call_id, tokens)
         self.router.released(call_id, self.now)
         self.queued.pop(call_id, None)
         _, name = self.placed.pop(call_id, (None, ""))
         if name:
             self.instances[name].unseen.discard(call_id)
+
+    def _complete(self, call_id: bytes, tokens: int) -> None:
+        call, name = self.placed.get(call_id, (None, ""))
+        if call is None:
+            self.router.complete(call_id, self.now, Completion(tokens, b"k", BLOCK))
+            return
+        assert isinstance(call.path, Path)
+        context = keys_of(call.branch, call.prompt_tokens + tokens, call.path.rewritten)
+        prefix = context[-1] if context else b""
+        self.router.complete(call_id, self.now, Completion(tokens, prefix, len(context) * BLOCK))
+        self.contexts[call.branch] = context
+        known = self.instances[name]
+        if call.final or not call.branch or not context or known.draining:
+            return
+        self.discarded += call.branch in self.leases
+        self.installed += 1
+        self.leases[call.branch] = ModelLease(name, context, self.now + TAU)
+
+    @rule(branch=st.sampled_from([b"a1", b"a2", b"b1"]))
+    def forget(self, branch: bytes) -> None:
+        self.router.forget(branch)
+        self.discarded += self.leases.pop(branch, None) is not None
+        self._retry()
 
     @precondition(lambda self: self.placed)
     @rule(data=st.data())
@@ -236,6 +445,9 @@ class RouterMachine(RuleBasedStateMachine):
     @rule(tenths=st.integers(1, 80))
     def wait(self, tenths: int) -> None:
         self.now += tenths * SECOND // 10
+        for branch in [b for b, lease in self.leases.items() if lease.expires <= self.now]:
+            del self.leases[branch]
+            self.expired += 1
         self._retry()
 
     def _retry(self) -> None:
@@ -258,10 +470,10 @@ class RouterMachine(RuleBasedStateMachine):
         """Liveness: with all instances idle and well, the first call in the queue goes."""
         for call_id in list(self.placed):
             self._release(call_id)
+        before = len(self.queued)
         for name in SERVES:
             self.connect(name)
             self._update(name, False, SERVES[name][0], b"", Load())
-        before = len(self.queued)
         self._retry()
         assert not before or len(self.queued) < before
 
@@ -287,18 +499,34 @@ class RouterMachine(RuleBasedStateMachine):
         wakeup = self.router.next_wakeup(self.now)
         assert (wakeup is not None) is bool(self.queued)
         if wakeup is not None:
-            first = min(arrived for _, arrived in self.queued.values())
-            assert wakeup == max(self.now, first + int(LIMITS.queue_timeout * SECOND))
+            timeout = int(LIMITS.queue_timeout * SECOND)
+            ends = [arrived + timeout for _, arrived in self.queued.values()]
+            ends += [lease.expires for lease in self.leases.values()]
+            assert wakeup == max(self.now, min(ends))
+
+    @invariant()
+    def leases_are_those_of_the_model(self) -> None:
+        for branch in (b"a1", b"a2", b"b1"):
+            shown, known = self.router.lease_of(branch, self.now), self.leases.get(branch)
+            assert (shown is None) is (known is None)
+            if shown is not None and known is not None:
+                assert (shown.instance, shown.expires) == (known.instance, known.expires)
+        assert self.router.status(self.now).leases == LeaseCounts(
+            self.installed, self.consumed, self.expired, self.discarded, len(self.leases)
+        )
 
     def teardown(self) -> None:
         if not hasattr(self, "router"):
             return
         for call_id in [*self.placed, *self.queued]:
             self._release(call_id)
+        for branch in (b"a1", b"a2", b"b1"):
+            self.router.forget(branch)
         status = self.router.status(self.now)
         assert status.queued == {}
+        assert status.leases.live == 0
         assert all(shown.placed == shown.unseen == 0 for shown in status.instances)
 
 
 TestRouter = RouterMachine.TestCase
-TestRouter.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
+TestRouter.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
