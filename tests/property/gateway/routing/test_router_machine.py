@@ -529,4 +529,4 @@ class RouterMachine(RuleBasedStateMachine):
 
 
 TestRouter = RouterMachine.TestCase
-TestRouter.settings = settings(max_examples=200, stateful_step_count=60, deadline=None)
+TestRouter.settings = settings(max_examples=150, stateful_step_count=60, deadline=None)
