@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
 from alipes.instance.contract import BlocksRemoved, BlocksStored, Tier
 
-_BITS: Final = {Tier.DEVICE: 1, Tier.HOST: 2}
+_DEVICE: Final = 1
+_BITS: Final = {Tier.DEVICE: _DEVICE, Tier.HOST: 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +68,13 @@ class BlockDirectory:
         """How much of a prompt of ``tokens`` tokens an instance has: the unbroken beginning of
         blocks in either tier. The last token is always computed, so that at most
         ``(tokens - 1) // block_tokens`` blocks count."""
-        tiers = self._tiers.get(instance, {})
-        device = host = 0
-        for key in keys[: max(0, tokens - 1) // block_tokens]:
-            bits = tiers.get(key)
-            if bits is None:
+        tiers_of = self._tiers.get(instance, {}).get
+        device = blocks = 0
+        for key in islice(keys, max(0, tokens - 1) // block_tokens):
+            bits = tiers_of(key, 0)
+            if not bits:
                 break
-            if bits & _BITS[Tier.DEVICE]:
-                device += 1
-            else:
-                host += 1
-        present = (device + host) * block_tokens
-        return Locality(device * block_tokens, host * block_tokens, tokens - present)
+            device += bits & _DEVICE
+            blocks += 1
+        nearer, present = device * block_tokens, blocks * block_tokens
+        return Locality(nearer, present - nearer, tokens - present)
