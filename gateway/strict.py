@@ -50,6 +50,12 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+# 5e-3 is a number to people, to JSON and to YAML 1.2; YAML 1.1 wants a dot in it.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The file's mapping. Raises FieldError, also for a file that cannot be read."""
     try:

@@ -58,6 +58,12 @@ def test_sources_sizes_and_paths(file: Path) -> None:
     assert cluster.instances["cold-0"].pool is Pool.COLD
 
 
+@pytest.mark.parametrize("text", ["5e-05", "5E-5", "5.e-5", "0.00005", "+5e-5"])
+def test_numbers_are_written_as_people_write_them(file: Path, text: str) -> None:
+    cluster = load(file, GOOD.replace("step: 0.01", f"step: {text}"))
+    assert cluster.instances["cold-0"].fake.step == 5e-5
+
+
 def test_the_environment_overrides_the_cache(file: Path) -> None:
     assert load(file, GOOD, {"ALIPES_CACHE": "/elsewhere"}).cache == "/elsewhere"
 
