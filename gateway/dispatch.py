@@ -13,12 +13,9 @@ import asyncio
 import os
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import Final, Protocol
 
 import numpy as np
-from msgspec.structs import replace
 
 from alipes.gateway.calls import (
     CallEvent,
@@ -28,17 +25,15 @@ from alipes.gateway.calls import (
     Inbox,
     Restarted,
 )
+from alipes.gateway.live import LiveCall, Stage, failure_of, refusal
 from alipes.gateway.routing.decision import (
-    CallShape,
     Completion,
     Placement,
     Reject,
-    RejectKind,
     Wait,
 )
-from alipes.gateway.routing.identity import Claim
 from alipes.gateway.routing.router import Router
-from alipes.gateway.routing.sessions import SessionCall, SessionTable
+from alipes.gateway.routing.sessions import SessionTable
 from alipes.gateway.telemetry.metrics import Metrics
 from alipes.instance.contract import (
     BLOCK_TOKENS,
@@ -53,10 +48,8 @@ from alipes.instance.contract import (
     Hello,
     Snapshot,
     Started,
-    Submit,
     ToInstance,
     Tokens,
-    chain_root,
 )
 
 CALL_ID_BYTES: Final = 16
@@ -67,36 +60,6 @@ DECISIONS_KEPT: Final = 64
 
 class Send(Protocol):
     def __call__(self, instance: str, message: ToInstance) -> bool: ...
-
-
-class Stage(Enum):
-    """Where a call is: waiting for an instance, sent to one, or past its first token."""
-
-    QUEUED = auto()
-    SENT = auto()
-    STREAMING = auto()
-
-
-@dataclass(slots=True, eq=False)
-class LiveCall:
-    """A call between ``submit`` and its last event; the handle that cancels it."""
-
-    request: CallRequest
-    index: int
-    inbox: Inbox
-    session: SessionCall
-    call_id: bytes = b""
-    stage: Stage = Stage.QUEUED
-    instance: str = ""
-    attempts: int = 0
-    done: bool = False
-    drawn: list[int] = field(default_factory=list)
-    cached_tokens: int = 0
-
-    @property
-    def claim(self) -> Claim:
-        """What leads to the call's session and branch."""
-        return replace(self.request.claim, session=self.session.session)
 
 
 class Dispatcher:
@@ -168,9 +131,9 @@ class Dispatcher:
             self.cancel(call)
             return
         self._send(call.instance, Cancel(call.call_id))
-        keys = call.session.path.keys(self._kv_format(call.instance, call.request.model))
-        prefix = Completion(len(call.drawn), keys[-1] if keys else b"", len(keys) * BLOCK_TOKENS)
-        self._complete(call, prefix)
+        keys = call.session.path.keys(self._kv_format(call))
+        prefix = keys[-1] if keys else b""
+        self._complete(call, Completion(len(call.drawn), prefix, len(keys) * BLOCK_TOKENS))
         self._end(call)
         self.tick()
 
@@ -282,7 +245,7 @@ class Dispatcher:
         call = self._live.get(failed.call_id)
         if call is None:
             return
-        failure = CallFailure(_KINDS[failed.failure], failed.reason, failed.field)
+        failure = failure_of(failed)
         if failed.failure in (FailureClass.OVERLOADED, FailureClass.GONE):
             self._retry_or_fail(call, failure)
         else:
@@ -319,28 +282,11 @@ class Dispatcher:
         call.call_id = os.urandom(CALL_ID_BYTES)
         self._live[call.call_id] = call
         self._metrics.live_calls(len(self._live))
-        request, session = call.request, call.session
-        shape = CallShape(
-            call_id=call.call_id,
-            model=request.model,
-            tenant=request.tenant,
-            prompt_tokens=len(request.tokens),
-            max_tokens=request.max_tokens,
-            branch=session.branch,
-            known_tokens=session.known_tokens,
-            final=session.final,
-            path=session.path,
-        )
-        self._apply(call, self.router.place(shape, self._clock()))
+        self._apply(call, self.router.place(call.shape(), self._clock()))
 
     def _apply(self, call: LiveCall, outcome: Placement | Wait | Reject) -> None:
         if isinstance(outcome, Reject):
-            self._end(
-                call,
-                CallFailure(
-                    _REJECTS[outcome.kind], outcome.reason, retry_after=outcome.retry_after
-                ),
-            )
+            self._end(call, refusal(outcome))
         elif isinstance(outcome, Placement):
             self._submit_to(call, outcome)
 
@@ -349,7 +295,7 @@ class Dispatcher:
         call.attempts += 1
         self.decisions.append(placement)
         self._metrics.placed(placement.instance, placement.reason)
-        if self._send(placement.instance, self._message(call)):
+        if self._send(placement.instance, call.message(self._kv_format(call))):
             call.inbox.post(call.index, placement)
         else:
             self._retry_or_fail(
@@ -357,25 +303,10 @@ class Dispatcher:
                 CallFailure(FailureKind.UNAVAILABLE, f"instance {call.instance} is not reachable"),
             )
 
-    def _message(self, call: LiveCall) -> Submit:
-        request = call.request
-        return Submit(
-            call_id=call.call_id,
-            model=request.model,
-            root=chain_root(self._kv_format(call.instance, request.model), request.tenant.encode()),
-            tokens=request.tokens.astype("<i4", copy=False).tobytes(),
-            max_tokens=request.max_tokens,
-            sampling=request.sampling,
-            stop_ids=request.stop_ids,
-            forced=request.forced,
-            branch=call.session.branch,
-            continuation=call.session.continuation,
-            final=call.session.final,
-        )
-
-    def _kv_format(self, instance: str, model: str) -> str:
-        hello = self._hellos[instance]
-        return next(report.kv_format for report in hello.models if report.name == model)
+    def _kv_format(self, call: LiveCall) -> str:
+        """That of the call's model on its instance."""
+        model, reports = call.request.model, self._hellos[call.instance].models
+        return next(report.kv_format for report in reports if report.name == model)
 
     # --- ends and wake-ups ---
 
@@ -407,18 +338,3 @@ class Dispatcher:
         if wakeup is not None:
             delay = max(0.0, (wakeup - self._clock()) / 1e9)
             self._timer = asyncio.get_running_loop().call_later(delay, self.tick)
-
-
-_KINDS: Final = {
-    FailureClass.INVALID: FailureKind.INVALID,
-    FailureClass.OVERLOADED: FailureKind.OVERLOADED,
-    FailureClass.GONE: FailureKind.LOST,
-    FailureClass.INTERNAL: FailureKind.INTERNAL,
-}
-_REJECTS: Final = {
-    RejectKind.UNKNOWN_MODEL: FailureKind.UNAVAILABLE,
-    RejectKind.TOO_LARGE: FailureKind.INVALID,
-    RejectKind.DRAINING: FailureKind.UNAVAILABLE,
-    RejectKind.OVERLOADED: FailureKind.OVERLOADED,
-    RejectKind.TIMEOUT: FailureKind.TIMEOUT,
-}

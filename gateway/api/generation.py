@@ -17,7 +17,8 @@ from alipes.gateway.calls import (
     Inbox,
     Restarted,
 )
-from alipes.gateway.dispatch import Dispatcher, LiveCall
+from alipes.gateway.dispatch import Dispatcher
+from alipes.gateway.live import LiveCall
 from alipes.gateway.routing.decision import Placement
 from alipes.gateway.routing.identity import NO_CLAIM, Claim
 from alipes.gateway.telemetry.record import CallRecord

@@ -7,7 +7,7 @@ from typing import Any
 from alipes.gateway.api.errors import ApiError, ErrorClass
 from alipes.gateway.api.exchange import Exchange
 from alipes.gateway.api.service import Service
-from alipes.gateway.routing.sessions import SECOND, BranchView
+from alipes.gateway.routing.views import SECOND, BranchView
 
 _SHOWN = 64
 

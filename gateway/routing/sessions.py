@@ -15,27 +15,27 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-import msgspec
-
 from alipes.gateway.routing.branches import Branch, Record, Session, longest_known
 from alipes.gateway.routing.identity import Claim, Source
 from alipes.gateway.routing.paths import TokenPath
 from alipes.gateway.routing.prefixes import Place, PrefixIndex, Sums
+from alipes.gateway.routing.views import SECOND, SessionView, view_of
 from alipes.instance.contract import TokenIds
 
 KEPT_BYTES: Final = 128 << 20
 SESSION_BRANCHES: Final = 64
 BRANCH_RECORDS: Final = 4
-SECOND: Final = 1_000_000_000
 
 
 @dataclass(slots=True, eq=False)
 class SessionCall:
-    """A call between ``begin`` and its end. ``branch`` (16 bytes) is for router and instances;
+    """A call between ``begin`` and its end. ``branch`` (16 bytes) is for router and instances,
+    ``name`` its name in the session;
     ``continuation``: an earlier call of the branch has finished, or this one goes on from one of
     a sibling or the parent. The first ``known_tokens`` of the prompt were in that call."""
 
     session: str
+    name: str
     branch: bytes
     continuation: bool
     known_tokens: int
@@ -46,31 +46,6 @@ class SessionCall:
     _length: int = field(repr=False)
     _place: Place = field(repr=False)
     _open: bool = True
-
-
-class BranchView(msgspec.Struct, frozen=True):
-    """Times are seconds since; ``instance`` served its last call, of whose prompt
-    ``cached_tokens`` were not computed, and which left ``prefix_tokens`` to be reused."""
-
-    id: bytes
-    branch: str
-    parent: str
-    model: str
-    calls: int
-    in_flight: int
-    instance: str
-    cached_tokens: int
-    prefix_tokens: int
-    idle: float
-
-
-class SessionView(msgspec.Struct, frozen=True):
-    id: str
-    source: Source
-    calls: int
-    in_flight: int
-    idle: float
-    branches: tuple[BranchView, ...]
 
 
 class SessionTable:
@@ -126,6 +101,7 @@ class SessionTable:
         near = base or next(reversed(branch.records), None)
         return SessionCall(
             session=session.id,
+            name=name,
             branch=branch.id,
             continuation=branch.finished > 0 or known > 0,
             known_tokens=known,
@@ -169,10 +145,7 @@ class SessionTable:
         found = self._sessions.get((tenant, session))
         if found is None or (not found.in_flight and now - found.used > self._idle):
             return None
-        views = tuple(_view(branch, now) for branch in found.all())
-        calls = sum(view.calls for view in views)
-        idle = (now - found.used) / SECOND
-        return SessionView(found.id, found.source, calls, found.in_flight, idle, views)
+        return view_of(found, now)
 
     def gone(self, now: int) -> tuple[bytes, ...]:
         """Expire and evict; ids of the branches that were forgotten since this was last asked."""
@@ -306,18 +279,3 @@ class SessionTable:
             self._forget_branch(branch)
         self._resting.get(session.tenant, OrderedDict()).pop(session, None)
         del self._sessions[session.tenant, session.id]
-
-
-def _view(branch: Branch, now: int) -> BranchView:
-    return BranchView(
-        id=branch.id,
-        branch=branch.name,
-        parent=branch.parent,
-        model=branch.model,
-        calls=branch.calls,
-        in_flight=int(branch.busy),
-        instance=branch.instance,
-        cached_tokens=branch.cached_tokens,
-        prefix_tokens=branch.prefix_tokens,
-        idle=(now - branch.used) / SECOND,
-    )

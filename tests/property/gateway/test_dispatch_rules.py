@@ -19,7 +19,8 @@ from hypothesis.stateful import (
 )
 
 from alipes.gateway.calls import CallFailure, CallRequest, Inbox, Restarted
-from alipes.gateway.dispatch import Dispatcher, LiveCall
+from alipes.gateway.dispatch import Dispatcher
+from alipes.gateway.live import LiveCall
 from alipes.gateway.routing.decision import RouterSettings
 from alipes.gateway.routing.identity import NO_CLAIM, Claim, Source
 from alipes.gateway.routing.router import Router

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from alipes.gateway.routing.identity import NO_CLAIM, Claim, Source
-from alipes.gateway.routing.sessions import BRANCH_RECORDS, SECOND, SessionCall, SessionTable
+from alipes.gateway.routing.sessions import BRANCH_RECORDS, SessionCall, SessionTable
+from alipes.gateway.routing.views import SECOND
 from alipes.instance.contract import TokenIds, chain_key, chain_root
 
 LIMIT = 6

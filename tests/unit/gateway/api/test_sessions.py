@@ -69,6 +69,19 @@ def test_a_growing_history_without_any_signal_is_one_session(staged: Staged) -> 
     staged(body)
 
 
+def test_choices_without_a_signal_share_the_branch_name_that_was_found(staged: Staged) -> None:
+    async def body(stage: Any) -> None:
+        stage.fleet.auto = "yes"
+        side = MINE | {"x-branch-id": "side"}
+        await stage.browser.post(CHAT, chat("hi"), side)
+        reply = await stage.browser.post(CHAT, chat("hi", "yes", "more", n=2))
+        assert reply.headers["x-alipes-session"] == "mine"
+        shown = (await stage.browser.get("/v1/sessions/mine")).json()["branches"]
+        assert [branch["branch"] for branch in shown] == ["side", "side"]
+
+    staged(body)
+
+
 def test_prompts_of_one_batch_are_of_different_sessions(staged: Staged) -> None:
     async def body(stage: Any) -> None:
         stage.fleet.auto = "yes"

@@ -11,11 +11,11 @@ import pytest
 from alipes.gateway.routing.identity import NO_CLAIM, Claim, Source
 from alipes.gateway.routing.sessions import (
     KEPT_BYTES,
-    SECOND,
     SESSION_BRANCHES,
     SessionCall,
     SessionTable,
 )
+from alipes.gateway.routing.views import SECOND
 from alipes.instance.contract import TokenIds
 
 LEAD = 3
