@@ -174,7 +174,8 @@ class ActiveModel:
             else:
                 self.space.truncate(call, call.published)
                 call.computed = call.published * self.space.block_tokens
-                call.restored_tokens = 0
+                if call.started is None:
+                    call.restored_tokens = 0
         return batch, tuple(stored)
 
     # --- what goes to the host -----------------------------------------------------------------

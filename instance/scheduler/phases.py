@@ -22,7 +22,7 @@ class Phase(StrEnum):
 
 MOVES: Final[dict[Phase, frozenset[Phase]]] = {
     Phase.IDLE: frozenset({Phase.P, Phase.SWITCH}),
-    Phase.SWITCH: frozenset({Phase.P, Phase.IDLE}),
+    Phase.SWITCH: frozenset({Phase.IDLE}),
     Phase.P: frozenset({Phase.D1}),
     Phase.D1: frozenset({Phase.SP, Phase.DFIN}),
     Phase.SP: frozenset({Phase.D}),

@@ -19,7 +19,6 @@ from alipes.instance.contract import (
     ModelReport,
     Occupancy,
     Snapshot,
-    Started,
     Submit,
 )
 from alipes.instance.engine.protocol import HostSlabs, Row, Sampled, SwitchReport
@@ -31,9 +30,9 @@ from alipes.instance.scheduler.model import ModelState
 from alipes.instance.scheduler.outcome import Outcome, finished, measure, take
 from alipes.instance.scheduler.phases import Phase
 from alipes.instance.scheduler.rotation import Rotation
-from alipes.instance.scheduler.sequence import CallState, Sequence
-from alipes.instance.scheduler.sessions import join_sessions
-from alipes.instance.scheduler.slot import NANOSECONDS, Slot
+from alipes.instance.scheduler.sequence import Sequence
+from alipes.instance.scheduler.serving import Serving
+from alipes.instance.scheduler.slot import NANOSECONDS
 from alipes.instance.scheduler.tally import Tally
 from alipes.instance.scheduler.work import (
     Checkpoint,
@@ -59,8 +58,8 @@ class RoundScheduler:
         self._host = HostKv(host, reports, settings.block_tokens, settings.host_kv)
         self._calls = CallTable(settings, reports, self._host, self._tally)
         self._active: ActiveModel | None = None
-        self._phase = Phase.IDLE
-        self._slot: Slot | None = None
+        self._between = Phase.IDLE
+        self._serving: Serving | None = None
         self._rotation = Rotation(settings, self._tally)
         self._lingering: int | None = None
         self._stale = False
@@ -123,8 +122,8 @@ class RoundScheduler:
 
     def _changed(self) -> None:
         self._stale = True
-        if self._slot is not None:
-            self._slot.stuck = False
+        if self._serving is not None:
+            self._serving.slot.stuck = False
 
     # --- what to do next -----------------------------------------------------------------------
 
@@ -145,191 +144,33 @@ class RoundScheduler:
             self._lingering = None
         if self._active is None and len(models) == 1:
             return self._switch(next(iter(models.values())))
-        if self._stale and self._slot is not None:
+        if self._stale and self._serving is not None:
             self._stale = False
-            state = models[self._slot.model]
-            self._rotation.replan(self._slot, state, self._calls.ready())
+            self._serving.replan()
         # Every slot of a model with work does some; passing through this many is a defect.
         for _ in range(len(Phase) * (len(models) + 2)):
-            if self._phase is Phase.IDLE:
+            if self._serving is None:
                 chosen = self._rotation.choose(self._calls.ready())
                 if chosen is None:
                     return None
                 if self._active is None or self._active.state is not chosen:
                     return self._switch(chosen)
-                self._open(chosen, now)
-            work = self._advance(now)
-            if work is not None:
+                self._open(self._active, now)
+            elif (work := self._serving.advance(now)) is not None:
+                self._lingering = now if isinstance(work, Linger) else None
                 return work
+            elif self._serving.phase is Phase.IDLE:
+                self._serving = None
         raise RuntimeError(f"{len(self._calls)} calls are here and no slot serves one of them")
 
     def _switch(self, state: ModelState) -> Switch:
-        self._phase = phases.move(self._phase, Phase.SWITCH)
+        self._between = phases.move(self._between, Phase.SWITCH)
         return Switch(state.name, self._active.leave() if self._active is not None else None)
 
-    def _open(self, state: ModelState, now: int) -> None:
-        self._phase = phases.move(self._phase, Phase.P)
+    def _open(self, active: ActiveModel, now: int) -> None:
         self._stale = False
-        self._slot = self._rotation.open(state, self._calls.ready(), now)
-
-    def _advance(self, now: int) -> Work | None:
-        """Work of the open slot, or None after a move to its next phase."""
-        slot, active = self._slot, self._active
-        if slot is None or active is None:
-            raise RuntimeError(f"phase {self._phase}: report the work before asking for more")
-        work: Work | None
-        if self._phase is Phase.P:
-            work = self._prefill(slot, active, now)
-            if work is None:
-                self._end_prefill(slot, active)
-        elif self._phase is Phase.SP:
-            work = self._join(slot, active, now)
-            if work is None:
-                self._enter(Phase.D)
-        elif self._phase is Phase.DFIN:
-            work = self._decode(slot, active, now)
-            if work is None:
-                self._close(slot, active)
-        elif self._sessions_come(slot, active, now):
-            work = None
-            self._enter(Phase.SP)
-        else:
-            work = self._decode(slot, active, now) or self._linger(slot, active, now)
-            if work is None:
-                self._enter(Phase.DFIN)
-        return work
-
-    def _enter(self, phase: Phase) -> None:
-        self._phase = phases.move(self._phase, phase)
-
-    # --- P and SP ------------------------------------------------------------------------------
-
-    def _prefill(self, slot: Slot, active: ActiveModel, now: int) -> Work | None:
-        if not slot.resumed:
-            slot.resumed = True
-            active.resume_saved()
-            restore = active.take_restore()
-            if restore is not None:
-                return restore
-        if slot.prefill_runs and not self._prefill_goes_on(slot, active):
-            return None
-        batch = active.prefill_batch(self._settings.prefill_chunk)
-        restore = active.take_restore()
-        if restore is not None:
-            return restore
-        if not batch:
-            slot.stuck = slot.prefill_runs == 0 and active.state.prefill_pending()
-            if slot.stuck and self.copying and not active.state.residents(CallState.DECODE):
-                # Copies hold the blocks that are lacking, and nothing else will give any back.
-                return Linger(now + active.state.copy_ns(self._host.tokens_copying))
-            return None
-        return self._prefill_run(slot, batch, now)
-
-    def _prefill_run(self, slot: Slot, batch: list[tuple[Sequence, int]], now: int) -> Run:
-        return Run(
-            model=slot.model,
-            phase=self._phase,
-            call_ids=tuple(call.call.call_id for call, _ in batch),
-            chunks=tuple(tokens for _, tokens in batch),
-            max_steps=1,
-            started=tuple(self._started(call, now) for call, _ in batch if call.started is None),
-        )
-
-    def _prefill_goes_on(self, slot: Slot, active: ActiveModel) -> bool:
-        if self._rotation.alone:
-            return False
-        if slot.fits(active.state.chunk_seconds()):
-            return True
-        # A switch would undo a half-computed prompt that the host has no room for. Were that to
-        # happen in every slot, it would never end; from its first token on nothing is undone.
-        oldest = active.oldest()
-        if oldest is not None and oldest.state is CallState.PREFILL:
-            needed = active.space.blocks_for(oldest.length)
-            if needed > self._host.room(slot.model):
-                return True
-        slot.cut = True
-        return False
-
-    def _end_prefill(self, slot: Slot, active: ActiveModel) -> None:
-        self._enter(Phase.D1)
-        slot.ordinary = self._calls.taken
-        if slot.stuck or slot.sessions:
-            self._rotation.replan(slot, active.state, self._calls.ready())
-
-    def _started(self, call: Sequence, now: int) -> Started:
-        call.start(now)
-        call.cached_tokens = call.computed
-        self._tally.cached_tokens += call.computed
-        self._tally.restores += call.restored_tokens > 0
-        self._tally.restored_tokens += call.restored_tokens
-        queued = (now - call.arrived) / NANOSECONDS
-        return Started(
-            call.call.call_id, call.cached_tokens, queued, call.restored_tokens, self._phase
-        )
-
-    def _sessions_come(self, slot: Slot, active: ActiveModel, now: int) -> bool:
-        """At a decode boundary: whether sessions that returned come in now. Between two times
-        every decoding call gets an iteration at least."""
-        if not slot.sessions or not len(active.state.waiting):
-            return False
-        if slot.paid <= slot.boundary and active.state.residents(CallState.DECODE):
-            return False
-        slot.boundary = slot.paid
-        slot.joined = join_sessions(slot, active, now, self._tally)
-        return bool(slot.joined)
-
-    def _join(self, slot: Slot, active: ActiveModel, now: int) -> Restore | Run | None:
-        restore = active.take_restore()
-        if restore is not None:
-            return restore
-        calls = [call for call in slot.joined if call.state is CallState.PREFILL]
-        batch = active.continue_prefill(calls, self._settings.prefill_chunk)
-        return self._prefill_run(slot, batch, now) if batch else None
-
-    # --- decode --------------------------------------------------------------------------------
-
-    def _decode(self, slot: Slot, active: ActiveModel, now: int) -> Run | None:
-        batch = active.decode_batch()
-        if not batch:
-            return None
-        profile = active.state.profile
-        step = profile.decode_seconds(len(batch), sum(call.length for call in batch))
-        longest = max(call.remaining for call in batch)
-        if self._phase in phases.OPEN:
-            steps = slot.steps_left(now, step, longest)
-        elif slot.owed:
-            steps = slot.owed
-        elif self._worth_finishing(slot, active.state, longest * step, now):
-            steps = longest
-        else:
-            steps = 0
-        if steps <= 0:
-            return None
-        ids = tuple(call.call.call_id for call in batch)
-        return Run(slot.model, self._phase, ids, (1,) * len(ids), min(steps, longest))
-
-    def _worth_finishing(self, slot: Slot, state: ModelState, seconds: float, now: int) -> bool:
-        """Going on until all is done costs the waiting models ``seconds`` now and saves them
-        another visit to this model, its activation at least. The bound of Eq. 5 stands."""
-        if self._rotation.alone or state.prefill_pending():
-            return False
-        return seconds <= state.profile.activation and now + seconds * NANOSECONDS <= slot.latest
-
-    def _linger(self, slot: Slot, active: ActiveModel, now: int) -> Linger | None:
-        if active.state.residents(CallState.DECODE):
-            return None
-        until = self._rotation.linger(slot, active.state, self._calls.ready(), now)
-        if until is None:
-            return None
-        self._lingering = now
-        return Linger(until)
-
-    def _close(self, slot: Slot, active: ActiveModel) -> None:
-        seconds = 0.0 if self._rotation.alone else active.state.left_over(slot)
-        if seconds:
-            self._tally.fell_short(slot.model, seconds)
-        self._enter(Phase.IDLE)
-        self._slot = None
+        slot = self._rotation.open(active.state, self._calls.ready(), now)
+        self._serving = Serving(slot, active, self._calls, self._rotation, self._host, self._tally)
 
     # --- what it led to ------------------------------------------------------------------------
 
@@ -343,9 +184,9 @@ class RoundScheduler:
 
     def stepped(self, run: Run, sampled: tuple[Sampled, ...], seconds: float, now: int) -> Progress:
         """One iteration of ``run`` took ``seconds`` and drew ``sampled``, in the order of rows."""
-        slot, active = self._slot, self._active
-        if slot is None or active is None:
+        if self._serving is None:
             raise RuntimeError("an iteration was reported while no slot is open")
+        slot, active = self._serving.slot, self._serving.active
         calls = [self._calls[call_id] for call_id in run.call_ids]
         decoding = run.phase in phases.DECODE
         measure(run, calls, slot, active.state.profile, seconds)
@@ -432,21 +273,19 @@ class RoundScheduler:
         for call in state.waiting:
             self._active.expect(call)
         if state.has_work:
-            self._open(state, now)
-        else:
-            self._enter(Phase.IDLE)
+            self._open(self._active, now)
         return progress
 
     def unswitched(self, work: Switch, reason: str) -> Progress:
         """The engine cannot make ``work.model`` active: its calls end, and no model is active."""
         progress = self._leave()
         self._active = None
-        self._enter(Phase.IDLE)
         calls = [call for call in self._calls.all() if call.call.model == work.model]
         return replace(progress, failed=self._fail(calls, FailureClass.INTERNAL, reason))
 
     def _leave(self) -> Progress:
         """The device blocks of the model that was active are void."""
+        self._between = phases.move(self._between, Phase.IDLE)
         if self.copying:
             raise RuntimeError("a model left the device while its blocks were being copied")
         if self._active is not None:
@@ -462,9 +301,9 @@ class RoundScheduler:
 
     def restored(self, work: Restore, seconds: float, now: int, failed: bool = False) -> Progress:
         """The blocks are on the device. When it ``failed`` they are not, and are computed."""
-        slot, active = self._slot, self._active
-        if slot is None or active is None:
+        if self._serving is None:
             raise RuntimeError("blocks were restored while no slot is open")
+        slot, active = self._serving.slot, self._serving.active
         batch, stored = active.restored(failed)
         profile = active.state.profile
         if not failed:
@@ -487,11 +326,12 @@ class RoundScheduler:
         """The state for the gateway; every one has a higher version."""
         self._version += 1
         evicted = self._host.registry.evicted
+        slot = self._serving.slot if self._serving is not None else None
         return Snapshot(
             version=self._version,
             active_model=self._active.state.name if self._active is not None else "",
             phase=self._phase,
-            round_remaining=self._rotation.remaining(self._calls.ready(), self._slot, now),
+            round_remaining=self._rotation.remaining(self._calls.ready(), slot, now),
             round_length=self._rotation.plan.length,
             draining=self._draining,
             loads={state.name: state.load() for state in self._calls.models.values()},
@@ -500,6 +340,10 @@ class RoundScheduler:
             counters=self._tally.counters(len(self._calls), self._host.checkpointed, evicted),
             last_call=self._calls.last_submitted,
         )
+
+    @property
+    def _phase(self) -> Phase:
+        return self._serving.phase if self._serving is not None else self._between
 
     def _occupancy(self) -> Occupancy:
         registry, slab = self._host.registry, self._host.slab_bytes

@@ -133,10 +133,12 @@ class Copied:
 class SimulatedEngine:
     """Computes nothing, but knows for every position of every block which context it is the
     state of, and refuses rows whose blocks are anything else. A copy to the host ends when it has
-    been asked for ``delay`` times. ``now`` is the virtual clock."""
+    been asked for ``delay`` times; the next ``refusals`` copies are refused. ``now`` is the virtual
+    clock."""
 
     costs: Costs = field(default_factory=Costs)
     delay: int = 2
+    refusals: int = 0
     now: int = 0
     active: str = ""
     content: dict[tuple[int, int], Context] = field(default_factory=dict)
@@ -196,10 +198,16 @@ class SimulatedEngine:
         assert len(set(slabs)) == len(slabs)
         assert self._moving_slabs().isdisjoint(slabs)
         assert ticket > max(self.copying, default=0)
+        self._refuse()
         for slab in slabs:
             self.host.pop(slab, None)
         self.copying[ticket] = (tuple(copies), self.delay)
         self.spend(self.costs.copy)
+
+    def _refuse(self) -> None:
+        if self.refusals:
+            self.refusals -= 1
+            raise EngineError("a copy is refused")
 
     def copied(self) -> tuple[int, ...]:
         self.copying = {t: (copies, left - 1) for t, (copies, left) in self.copying.items()}
@@ -223,6 +231,7 @@ class SimulatedEngine:
 
     def copy_in(self, copies: abc.Sequence[BlockCopy]) -> None:
         assert self._moving().isdisjoint(copy.device for copy in copies)
+        self._refuse()
         for copy in copies:
             whole, _ = self.host[copy.slabs[0]]
             assert whole.model == self.active
@@ -244,6 +253,7 @@ class Driver:
         host = HostSlabs(SLAB, settings.host_bytes // SLAB)
         self.scheduler = RoundScheduler(settings, reports, host)
         self.live: dict[bytes, Submit] = {}
+        self.submitted: dict[bytes, Submit] = {}
         self.tokens: dict[bytes, list[int]] = defaultdict(list)
         self.token_times: dict[bytes, list[int]] = defaultdict(list)
         self.started: dict[bytes, Started] = {}
@@ -260,12 +270,17 @@ class Driver:
         # Of each model's last three slots: when they opened, and the troubles counted by then.
         self.openings: dict[str, deque[tuple[int, int]]] = defaultdict(lambda: deque(maxlen=3))
 
+    @property
+    def slot(self) -> Slot | None:
+        serving = self.scheduler._serving
+        return serving.slot if serving is not None else None
+
     # --- inputs ---
 
     def submit(self, call: Submit) -> Failed | None:
         failed = self.scheduler.submit(call, self.engine.now)
         if failed is None:
-            self.live[call.call_id] = call
+            self.live[call.call_id] = self.submitted[call.call_id] = call
             self._know_chain(call)
             self._since.setdefault(call.model, [])
         return failed
@@ -326,14 +341,17 @@ class Driver:
         self._watch([])
 
     def _restore(self, work: Restore) -> None:
-        begin = self.engine.now
-        self.engine.copy_in(work.copies)
+        begin, failed = self.engine.now, False
+        try:
+            self.engine.copy_in(work.copies)
+        except EngineError:
+            failed = True
         seconds = (self.engine.now - begin) / 1e9
-        self._take(self.scheduler.restored(work, seconds, self.engine.now), "")
+        self._take(self.scheduler.restored(work, seconds, self.engine.now, failed), "")
 
     def _linger(self, work: Linger, steps: int) -> None:
         """Only an empty slot waits, and only where others do too, within the slot's bounds."""
-        slot = self.scheduler._slot
+        slot = self.slot
         assert slot is not None
         if slot.stuck:
             assert self.engine.copying
@@ -346,8 +364,12 @@ class Driver:
         self.engine.now = min(work.until, self.engine.now + steps * 10_000_000)
 
     def _begin(self, checkpoint: Checkpoint | None) -> None:
-        if checkpoint is not None:
+        if checkpoint is None:
+            return
+        try:
             self.engine.copy_out(checkpoint.ticket, checkpoint.copies)
+        except EngineError:
+            self._take(self.scheduler.uncopied(checkpoint, self.engine.now), "")
 
     def _report(self, ended: abc.Callable[[], tuple[int, ...]]) -> None:
         assert self.scheduler.copying == bool(self.engine.copying)
@@ -451,7 +473,7 @@ class Driver:
 
     def _visit(self, run: Run) -> None:
         """No model gets two slots while another waits for one."""
-        slot = self.scheduler._slot
+        slot = self.slot
         if slot is self._slot:
             return
         self._slot = slot
@@ -464,7 +486,7 @@ class Driver:
 
     def _watch(self, decoding: list[Sequence]) -> None:
         """Note when slots open and close; ``decoding`` are the calls that did until now."""
-        slot = self.scheduler._slot
+        slot = self.slot
         if self._ordinary is None and self.scheduler._phase not in ("P", "idle", "switch"):
             self._ordinary = set(self.live)
         if slot is self._open:

@@ -185,11 +185,11 @@ def test_what_ends_sooner_than_another_visit_takes_is_finished() -> None:
     beyond: set[bytes] = set()
     work = driver.turn()
     while work is not None:
-        slot = driver.scheduler._slot
+        slot = driver.slot
         paid = slot is not None and slot.owed == 0
         work = driver.turn()
         if isinstance(work, Run) and work.phase == "Dfin" and paid:
-            if driver.scheduler._slot is slot:
+            if driver.slot is slot:
                 beyond.update(work.call_ids)
         elif isinstance(work, Switch):
             models = driver.scheduler._calls.models.values()

@@ -26,6 +26,7 @@ from alipes.instance.contract import (
     Stop,
     Submit,
     Targets,
+    Tier,
     Tokens,
 )
 from alipes.instance.engine.protocol import (
@@ -160,9 +161,13 @@ def test_a_call_is_told_in_order() -> None:
     assert (last.prompt_tokens, last.completion_tokens, last.cached_tokens) == (6, 5, 0)
     assert last.prefill == pytest.approx(0.01)
     assert last.decode == pytest.approx(0.04)
-    stored = [i for i, m in enumerate(bench.told) if isinstance(m, BlocksStored)]
-    assert stored
-    assert max(stored) < bench.told.index(last)
+    stored = {
+        tier: [
+            i for i, m in enumerate(bench.told) if isinstance(m, BlocksStored) and m.tier is tier
+        ]
+        for tier in Tier
+    }
+    assert max(stored[Tier.DEVICE]) < bench.told.index(last) < min(stored[Tier.HOST])
 
 
 def test_every_iteration_is_one_message() -> None:

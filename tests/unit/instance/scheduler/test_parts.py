@@ -87,7 +87,6 @@ def test_the_phases_of_a_slot() -> None:
     legal = {
         ("idle", "P"),
         ("idle", "switch"),
-        ("switch", "P"),
         ("switch", "idle"),
         ("P", "D1"),
         ("D1", "SP"),
