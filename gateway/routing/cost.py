@@ -31,7 +31,7 @@ from alipes.gateway.routing.predict import (
     typical_remaining,
     waiting_prefill,
 )
-from alipes.instance.contract import Estimate, Hello, Load, Snapshot
+from alipes.instance.contract import Estimate, Hello, Load, Pool, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ def evaluate(
     recovery, prefill = _recovery(scene), _prefill(scene)
     queue = _queue(scene, recovery + prefill) + _shortfall(instance, scene)
     decode = _decode(scene, recovery + prefill)
-    opens = _opens(scene)
-    activation = scene.cost.switch if opens else 0.0
+    activates = _activates(scene)
+    activation = scene.cost.switch if activates else 0.0
     return Candidate(
         instance=instance.name,
         queue=queue,
@@ -96,7 +96,7 @@ def evaluate(
         round_length=scene.round.length,
         device_tokens=device,
         host_tokens=host,
-        opens=opens,
+        opens=activates and scene.hello.pool is Pool.COLD,
         admitted=why is Why.OK,
         why=why,
     )
@@ -219,7 +219,7 @@ def _decode(scene: _Scene, work: float) -> float:
     return output * pace + delay
 
 
-def _opens(scene: _Scene) -> bool:
-    """The call makes the instance open its model: it is not active, nor has it work and so a
-    slot that the round counts already."""
+def _activates(scene: _Scene) -> bool:
+    """The call makes the model active: it is not, nor has it work and so a slot that the round
+    counts already."""
     return scene.charge.model != scene.snapshot.active_model and not has_work(scene.own)

@@ -94,9 +94,9 @@ class Candidate(msgspec.Struct, frozen=True):
     ``prefill`` and ``decode`` are the incremental work (with the delay to running decode),
     ``recovery`` is that of the KV prefix, ``activation`` that of the model; ``total`` is their
     sum. ``round_length`` is the predicted round with the call in it. Of the prompt,
-    ``device_tokens`` and ``host_tokens`` are there and in which tier. ``opens``: the model is
-    neither active there nor has work, so that the call must open it; ``no-gain`` is a further
-    replica that fails Eq. 2. Without a state to predict from, all costs are 0 and ``why`` says
+    ``device_tokens`` and ``host_tokens`` are there and in which tier. ``opens``: the instance
+    is cold and its model neither active nor with work, so that the call must open it; ``no-gain``
+    is a further replica that fails Eq. 2. Without a state to predict from, all costs are 0 and ``why`` says
     so."""
 
     instance: str

@@ -108,9 +108,8 @@ class Router:
     # --- where blocks are ------------------------------------------------------------------------
 
     def stored(self, name: str, event: BlocksStored) -> None:
-        """The instance has these blocks; nothing changes when it has no link."""
-        if self._instances[name].up:
-            self._appraiser.directory.stored(name, event)
+        """The instance has these blocks."""
+        self._appraiser.directory.stored(name, event)
 
     def removed(self, name: str, event: BlocksRemoved) -> None:
         """The instance has these blocks no longer in this tier."""

@@ -11,8 +11,10 @@ from alipes.instance.contract import Load
 charges = st.builds(
     Charge,
     model=st.sampled_from("ab"),
-    prompt_tokens=st.integers(0, 10_000),
+    prompt_tokens=st.integers(6000, 10_000),
     output_tokens=st.integers(0, 1000),
+    device_tokens=st.integers(0, 3000),
+    host_tokens=st.integers(0, 3000),
 )
 ids = st.integers(0, 9).map(lambda n: bytes([n]))
 events = st.lists(st.tuples(st.sampled_from(["release", "shown"]), ids), max_size=12)
@@ -38,13 +40,19 @@ def test_against_a_list(given_charges: list[Charge], happenings: list[tuple[str,
             load = expected.get(charge.model, Load())
             expected[charge.model] = Load(
                 load.waiting + 1,
-                load.waiting_tokens + charge.prompt_tokens,
+                load.waiting_tokens + charge.prompt_tokens - charge.present_tokens,
                 load.running,
-                load.running_context,
+                load.running_context + charge.present_tokens,
                 load.remaining_tokens,
             )
         assert overlay.onto({"a": Load(running=2), "c": Load(waiting=1)}) == expected
+        copied = [c for c in charged.values() if c.host_tokens]
+        assert overlay.restores() == {
+            model: (len(own), sum(c.host_tokens for c in own))
+            for model in "ab"
+            if (own := [c for c in copied if c.model == model])
+        }
     for call_id in order:
         overlay.release(call_id)
     assert len(overlay) == 0
-    assert overlay.onto({}) == {}
+    assert overlay.onto({}) == overlay.restores() == {}

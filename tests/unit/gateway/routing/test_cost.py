@@ -185,6 +185,27 @@ def test_leased_seconds_are_in_queue_and_round_but_keep_an_idle_instance_open() 
     assert cost_of(loads=loads, held=8.0).why is Why.ROUND
 
 
+def test_a_restore_is_in_the_round_too() -> None:
+    loads = {"a": Load(0, 0, 1, 10, 10)}
+    near = cost_of(Charge("a", 2000, 10, device_tokens=1920), loads=loads, cost=MEASURED)
+    far = cost_of(Charge("a", 2000, 10, host_tokens=1920), loads=loads, cost=MEASURED)
+    share = (0.02 + 2 * 0.005 + 2010 * 1e-6) / 0.5
+    assert far.round_length - near.round_length == pytest.approx((0.02 + 0.192) / (1 - share))
+
+
+def test_a_new_run_of_an_instance_is_not_blamed_for_the_old_one() -> None:
+    instance = InstanceState("i")
+    reports = (ModelReport("a", "kv", 32768, 1, 1, 1, 1000),)
+    hello = Hello(1, "i", "i", Pool.COLD, "fake", "cpu", 64, 4, 64, 512, Targets(), reports, 1)
+    instance.connected(hello, 0)
+    for totals in SHORT:
+        instance.pressure.observe(totals)
+    assert instance.pressure.at_risk
+    instance.connected(hello, 0)
+    assert not instance.pressure.at_risk
+    assert instance.pressure.shortfall("a") == 0
+
+
 def test_unseen_calls_add_what_they_compute_and_restore() -> None:
     unseen = (Charge("a", 3000, 10, device_tokens=640, host_tokens=1280),)
     cost = cost_of(unseen=unseen, cost=MEASURED)

@@ -10,7 +10,7 @@ import pytest
 
 from alipes.gateway.routing.decision import Candidate, Placement, Reason, RouterSettings, Why
 from alipes.gateway.routing.replica import ArrivalRates, Demand, gain, memory_price, waiting
-from alipes.instance.contract import Estimate, Load, ModelReport, Occupancy
+from alipes.instance.contract import Estimate, Load, ModelReport, Occupancy, Pool
 
 SECOND = 1_000_000_000
 Stage = Callable[..., Any]
@@ -152,6 +152,17 @@ def test_hosts_that_may_not_be_used_do_not_count(stage: Stage) -> None:
     here.show("x", "a")
     here.router.drain("x", 0)
     assert here.place(here.call()).instance == "y"
+
+
+def test_hot_instances_are_there_for_their_model(stage: Stage) -> None:
+    """A hot instance that has had no call yet needs no gain, and its first is no opening."""
+    here = stage(RouterSettings(replica_penalty=1e9), {"x": "a", "y": "a"}, pool=Pool.HOT)
+    here.show("x", "a", {"a": Load(4, 1000, 4, 400, 90)})
+    placement = here.place(here.call())
+    assert placement.instance == "y"
+    cost = next(c for c in placement.candidates if c.instance == "y")
+    assert (cost.opens, cost.activation) == (False, 0.5)
+    assert here.router.status(0).counts.opens == 0
 
 
 def test_avoidable_openings_are_counted(stage: Stage) -> None:
