@@ -96,8 +96,8 @@ class Candidate(msgspec.Struct, frozen=True):
     sum. ``round_length`` is the predicted round with the call in it. Of the prompt,
     ``device_tokens`` and ``host_tokens`` are there and in which tier. ``opens``: the instance
     is cold and its model neither active nor with work, so that the call must open it; ``no-gain``
-    is a further replica that fails Eq. 2. Without a state to predict from, all costs are 0 and ``why`` says
-    so."""
+    is a further replica that fails Eq. 2. Without a state to predict from, all costs are 0 and
+    ``why`` says so."""
 
     instance: str
     queue: float = 0.0
