@@ -61,8 +61,7 @@ def least_recent(block: HostBlock) -> tuple[int, ...]:
 
 class HostRegistry:
     """``slabs`` slabs, 0 .. slabs - 1, shared by all models of an instance. A revision is a
-    model's ``kv_format``: models of one revision share blocks. Misuse raises ``ValueError`` and
-    changes nothing."""
+    model's ``kv_format``: models of one revision share blocks. Misuse raises ``ValueError``."""
 
     def __init__(self, slabs: int, priority: Priority = least_recent) -> None:
         self.total: Final = slabs

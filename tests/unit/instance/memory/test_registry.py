@@ -52,10 +52,12 @@ def test_revisions_are_apart() -> None:
 
 def test_the_lowest_slabs_go_first() -> None:
     registry = HostRegistry(8)
-    first, second = reserved(registry, None, 2), reserved(registry, None, 3)
+    first, second, third = (reserved(registry, None, slabs) for slabs in (2, 3, 1))
+    assert third.slabs == (5,)
+    registry.abort([second])
     registry.abort([first])
-    assert second.slabs == (2, 3, 4)
-    assert reserved(registry, A, 4).slabs == (0, 1, 5, 6)
+    assert reserved(registry, A, 4).slabs == (0, 1, 2, 3)
+    assert reserved(registry, B, 3).slabs == (4, 6, 7)
 
 
 def test_the_end_of_the_least_recent_path_is_evicted_first() -> None:
