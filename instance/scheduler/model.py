@@ -106,8 +106,10 @@ class ModelState:
         )
 
     def chunk_seconds(self) -> float:
-        """The next prefill run, at most."""
-        return self._chunk(self._prefill_work(None))
+        """The next prefill run, at most: never more than was asked for all that is left, or what
+        was granted in full would not do for the last run."""
+        work = self._prefill_work(None)
+        return min(self._chunk(work), work.seconds(self.profile, self.settings.prefill_chunk))
 
     def _chunk(self, work: WorkAhead) -> float:
         tokens = min(self.settings.prefill_chunk, work.tokens)

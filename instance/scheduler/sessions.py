@@ -63,8 +63,8 @@ def join_sessions(slot: Slot, active: ActiveModel, now: int, tally: Tally) -> tu
         if call.parked != active.state.turn:
             call.parked = active.state.turn
             tally.sp_parked += 1
-        if fits and call.aged:
+        if call.aged:
             break
-        call.aged |= fits
+        call.aged = fits
     tally.sp_admitted += len(joined)
     return tuple(joined)
