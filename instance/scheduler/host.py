@@ -97,26 +97,31 @@ class HostKv:
     def save(self, call: Sequence, copying: Copying) -> bool:
         """Reserve all that a running call needs to be resumed; False, with nothing changed, where
         there is no room for it."""
+        registry, model = self.registry, call.call.model
+        revision = self._revision[model]
         full, rest = divmod(call.computed, self._block_tokens)
-        keys = call.extend_path(full, self._block_tokens)[:full] if self._shared else []
-        found = [self.registry.find(self._revision[call.call.model], key) for key in keys]
+        needed = full + (rest > 0)
+        keys: list[bytes | None] = [None] * needed
+        if self._shared:
+            keys[:full] = call.extend_path(full, self._block_tokens)[:full]
+        found = [registry.find(revision, key) if key is not None else None for key in keys]
         held = sum(1 for block in found if block is not None and block.held)
-        if full + (rest > 0) == 0 or full + (rest > 0) - held > self.room(call.call.model):
+        if needed == 0 or needed - held > self.room(model):
             return False
-        path, new = self._reserve(call, keys)
-        self.registry.hold(path)
-        for _ in range(full + (rest > 0) - len(path)):
-            block = self.registry.reserve(
-                self._revision[call.call.model], None, self._slabs[call.call.model]
-            )
-            if block is None:
+        # What is held cannot be evicted for what is new.
+        registry.hold([block for block in found if block is not None])
+        for place, block in enumerate(found):
+            if block is not None:
+                call.saved.append(block)
+                continue
+            parent = keys[place - 1] if place else call.call.root
+            new = registry.reserve(revision, keys[place], self._slabs[model], parent or b"")
+            if new is None:
                 raise RuntimeError("the host has less room than was counted")
-            self.registry.hold([block])
-            new.append(len(path))
-            path.append(block)
-        for place in new:
-            copying.add(call.blocks[place], path[place])
-        call.saved = path
+            registry.hold([new])
+            copying.add(call.blocks[place], new)
+            call.saved.append(new)
+        registry.touch(call.saved)
         return True
 
     def begin(self, copying: Copying) -> Checkpoint:
