@@ -3,12 +3,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import numpy as np
 import pytest
 
 from alipes.instance import loop
 from alipes.instance.contract import (
+    PROTOCOL,
+    BlocksRemoved,
     BlocksStored,
     Cancel,
     Drain,
@@ -28,6 +31,7 @@ from alipes.instance.contract import (
     Targets,
     Tier,
     Tokens,
+    Welcome,
 )
 from alipes.instance.engine.protocol import (
     BlockCopy,
@@ -39,6 +43,7 @@ from alipes.instance.engine.protocol import (
 )
 from alipes.instance.loop import EngineLoop
 from alipes.instance.scheduler.rounds import RoundScheduler
+from alipes.instance.scheduler.work import Linger
 
 STEP_NS = 10_000_000
 
@@ -353,3 +358,87 @@ def test_an_idle_loop_tells_its_state_again_and_again(monkeypatch: pytest.Monkey
     versions = [state.version for state in states]
     assert len(versions) >= 4
     assert versions == sorted(set(versions))
+
+
+def test_a_new_link_is_told_all_blocks_again() -> None:
+    bench = Bench("a")
+    bench.submit(1, "a", prompt=8, max_tokens=6)
+    bench.loop.run()
+    stored = [m for m in bench.told if isinstance(m, BlocksStored)]
+    bench.told.clear()
+    bench.loop._stopped = False
+    bench.loop.post(Welcome(PROTOCOL))
+    bench.loop.run()
+    again = [m for m in bench.told if isinstance(m, BlocksStored)]
+    assert {m.tier for m in again} == set(Tier)
+    for tier in Tier:
+        told = [key for m in stored if m.tier is tier for key in m.keys]
+        assert [key for m in again if m.tier is tier for key in m.keys] == told
+        assert len(told) == 3
+
+
+def test_copies_are_drained_and_told_before_a_switch() -> None:
+    bench = Bench("a", "b")
+    bench.engine.copied = lambda: ()
+    ended: list[int] = []
+
+    def drain() -> tuple[int, ...]:
+        tickets, bench.engine.copying = tuple(bench.engine.copying), []
+        ended.extend(tickets)
+        return tickets
+
+    bench.engine.drain = drain
+    bench.submit(1, "a", prompt=8)
+    bench.submit(2, "b", prompt=8)
+    bench.loop.run()
+    kinds = [
+        (type(m), m.model)
+        for m in bench.told
+        if isinstance(m, BlocksStored | BlocksRemoved)
+        and (isinstance(m, BlocksRemoved) or m.tier is Tier.HOST)
+    ]
+    # What the host has of a is told before the device blocks of a go.
+    assert kinds == [(BlocksStored, "a"), (BlocksRemoved, "a")]
+    assert ended == [1]
+
+
+class Waiting:
+    """A scheduler that has nothing to do but wait ``seconds``, and then nothing at all."""
+
+    idle = True
+    copying = False
+
+    def __init__(self, bench: Bench, seconds: float) -> None:
+        self._bench = bench
+        self._work = [Linger(bench.engine.now + int(seconds * 1e9))]
+
+    def next(self, now: int) -> Linger | None:
+        if self._work:
+            return self._work.pop()
+        self._bench.loop.post(Stop())
+        return None
+
+    def snapshot(self, now: int) -> Snapshot:
+        return Bench("a").scheduler.snapshot(now)
+
+    def drain(self) -> None: ...
+
+    def abandon(self, failure: FailureClass, reason: str) -> tuple[Failed, ...]:
+        return ()
+
+
+def waited(seconds: float, message_after: float | None = None) -> float:
+    bench = Bench("a")
+    bench.open.add(b"never comes")
+    bench.loop._scheduler = cast(RoundScheduler, Waiting(bench, seconds))
+    if message_after is not None:
+        threading.Timer(message_after, lambda: bench.loop.post(Drain())).start()
+    begin = time.monotonic()
+    bench.loop.run()
+    return time.monotonic() - begin
+
+
+def test_a_slot_that_waits_wakes_at_its_time_or_with_a_message() -> None:
+    assert waited(0.05) >= 0.05
+    assert waited(0.0) < 30.0
+    assert waited(60.0, message_after=0.02) < 30.0
