@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ def id_of(number: int) -> bytes:
 
 
 def begin(driver: Driver, number: int, model: str, prompt: int = 20, max_tokens: int = 4) -> None:
-    tokens = [number] * prompt
+    tokens = [number % 50] * prompt
     call = submission(number, model, tokens, max_tokens, branch=b"branch of %d" % number)
     assert driver.submit(call) is None
 
@@ -409,3 +410,47 @@ def test_all_that_is_known_can_be_told_again() -> None:
     tiers = {(event.model, event.tier) for event in driver.scheduler.known()}
     assert tiers == {("a", Tier.HOST), ("b", Tier.HOST), ("b", Tier.DEVICE)}
     assert sum(len(event.keys) for event in driver.scheduler.known() if event.model == "a") == 9
+
+
+def closed_loop(driver: Driver, sessions: int, calls: int, gap: float) -> Iterator[None]:
+    """So many sessions over the models, each back ``gap`` seconds after its last answer, beside
+    one call of each model that decodes all along; yields after every piece of work."""
+    names = [model.name for model in driver.settings.models]
+    for number, name in enumerate(names, 900):
+        begin(driver, number, name, max_tokens=340)
+    last = {place: place + 1 for place in range(sessions)}
+    left = dict.fromkeys(last, calls - 1)
+    for place, number in last.items():
+        begin(driver, number, names[place % len(names)], prompt=20 + place)
+    number, due = sessions + 1, {}
+    while any(left.values()) or driver.live:
+        for place, before in last.items():
+            if left[place] and id_of(before) in driver.finished:
+                due.setdefault(place, driver.engine.now + int(gap * 1e9))
+        for place in [place for place, at in due.items() if at <= driver.engine.now]:
+            go_on(driver, number, before=last[place], more=6, final=left[place] == 1)
+            last[place], number = number, number + 1
+            left[place] -= 1
+            del due[place]
+        if driver.turn(steps=3) is None:
+            driver.engine.now = min(due.values(), default=driver.engine.now)
+        yield
+
+
+@pytest.mark.parametrize("gap", [0.05, 0.4])
+def test_sessions_delay_neither_running_calls_nor_other_models(gap: float) -> None:
+    driver = driver_of(["a", "b", "c"], targets=Targets(ttft=5.0, tpot=0.25))
+    warm(driver)
+    bound = 0.8 * driver.settings.targets.ttft
+    longest_run = driver.engine.costs.base + 16 * driver.engine.costs.token + 0.05
+    for _ in closed_loop(driver, sessions=9, calls=8, gap=gap):
+        for openings in driver.openings.values():
+            if len(openings) == 3 and openings[0][1] == openings[-1][1]:
+                assert (openings[-1][0] - openings[-2][0]) / 1e9 <= bound * 1.02 + longest_run
+    for number in (900, 901, 902):
+        times = driver.token_times[id_of(number)]
+        assert (times[-1] - times[0]) / 1e9 / (len(times) - 1) <= 0.25 * 1.02
+    counters = driver.scheduler.snapshot(driver.engine.now).counters
+    assert counters.sp_admitted > 10
+    assert counters.restores > 5
+    driver.check_idle()
