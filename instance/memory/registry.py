@@ -59,6 +59,22 @@ def least_recent(block: HostBlock) -> tuple[int, ...]:
     return (block.access,)
 
 
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Blocks that nobody holds and that are not to be evicted now, by ``id``."""
+
+    ids: frozenset[int]
+    slabs: int
+
+    @classmethod
+    def of(cls, blocks: Iterable[HostBlock]) -> Kept:
+        kept = list(blocks)
+        return cls(frozenset(map(id, kept)), sum(len(block.slabs) for block in kept))
+
+
+NONE_KEPT: Final = Kept(frozenset(), 0)
+
+
 class HostRegistry:
     """``slabs`` slabs, 0 .. slabs - 1, shared by all models of an instance. A revision is a
     model's ``kv_format``: models of one revision share blocks. Misuse raises ``ValueError``."""
@@ -117,20 +133,10 @@ class HostRegistry:
     ) -> HostBlock | None:
         """A new block that is about to be copied, pinned and not matchable, evicting others as
         needed; None, with nothing changed, when too much is held."""
-        if slabs < 1:
-            raise ValueError(f"a block has at least one slab, not {slabs}")
         if key is not None and (revision, key) in self._keyed:
             raise ValueError(f"block {key.hex()} of {revision} is on the host already")
-        if slabs > self.total - self._held:
-            return None
-        while self.free < slabs:
-            self._evict()
         self._clock += 1
-        block = HostBlock(revision, key, parent, self._take(slabs), access=self._clock)
-        self._held += slabs
-        if key is not None:
-            self._keyed[revision, key] = block
-        return block
+        return self._reserve(HostBlock(revision, key, parent, (), access=self._clock), slabs)
 
     def reserve_path(
         self, revision: str, parent: bytes, keys: Sequence[bytes], slabs: int
@@ -140,18 +146,19 @@ class HostRegistry:
         No part of the path is evicted for another."""
         path: list[HostBlock] = []
         new: list[int] = []
-        for key in keys:
-            block = self.find(revision, key)
+        found = [self._keyed.get((revision, key)) for key in keys]
+        kept = Kept.of(block for block in found if block is not None and not block.held)
+        last = self._clock = self._clock + len(keys)
+        for place, (key, known) in enumerate(zip(keys, found, strict=True)):
+            block = known or self._reserve(HostBlock(revision, key, parent, ()), slabs, kept)
             if block is None:
-                block = self.reserve(revision, key, slabs, parent)
-                if block is None:
-                    break
-                new.append(len(path))
-            self.hold([block])
+                break
+            if known is None:
+                new.append(place)
+            block.access = last - place
+            self._enqueue(block)
             path.append(block)
             parent = key
-        self.touch(path)
-        self.drop(path)
         return path, new
 
     def commit(self, blocks: Sequence[HostBlock]) -> None:
@@ -225,18 +232,37 @@ class HostRegistry:
             self._queue = [entry for entry in self._queue if _is_current(entry[1], entry[2])]
             heapq.heapify(self._queue)
 
-    def _evict(self) -> None:
+    def _reserve(self, block: HostBlock, slabs: int, kept: Kept = NONE_KEPT) -> HostBlock | None:
+        """Give a new block its slabs; those ``kept`` are not evicted for it."""
+        if slabs < 1:
+            raise ValueError(f"a block has at least one slab, not {slabs}")
+        if slabs > self.total - self._held - kept.slabs:
+            return None
+        while self.free < slabs:
+            self._evict(kept)
+        block.slabs = self._take(slabs)
+        self._held += slabs
+        if block.key is not None:
+            self._keyed[block.revision, block.key] = block
+        return block
+
+    def _evict(self, kept: Kept) -> None:
+        passed: list[HostBlock] = []
         while True:
             _, access, block = heapq.heappop(self._queue)
             if not _is_current(access, block):
                 continue
             block.queued = 0
-            if not block.held:
+            if id(block) in kept.ids:
+                passed.append(block)
+            elif not block.held:
                 break
         assert block.key is not None
         self._log.removed(block.revision, block.key)
         self.evicted += 1
         self._free(block)
+        for other in passed:
+            self._enqueue(other)
 
     def _take(self, count: int) -> tuple[int, ...]:
         returned = min(count, len(self._returned))
