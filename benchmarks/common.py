@@ -63,12 +63,16 @@ def write_report(
     claims: Sequence[Claim],
     json_path: Path | None,
     notes: Mapping[str, Any] | None = None,
+    parts: Mapping[str, Sequence[str]] | None = None,
 ) -> int:
     """Print tables, write the JSON form where asked to, and return the exit status: 1 when a
-    claim does not hold. ``notes`` are more facts about the environment."""
+    claim does not hold. ``notes`` are more facts about the environment. Rows that are too wide
+    for one table are printed in ``parts``: titles and the columns under each."""
     console = Console(width=None if sys.stdout.isatty() else 110)
-    if rows:
-        console.print(_table(name, rows))
+    for title, columns in (parts or {name: _columns(rows)}).items():
+        shown = [{key: row[key] for key in columns if key in row} for row in rows]
+        if any(shown):
+            console.print(_table(title, shown))
     if claims:
         console.print(_table("claims", [_claim_row(claim) for claim in claims]))
     if json_path is not None:
@@ -93,7 +97,7 @@ def _claim_row(claim: Claim) -> dict[str, str]:
 
 def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     """One column for every key that occurs, in order of appearance."""
-    columns = list(dict.fromkeys(key for row in rows for key in row))
+    columns = _columns(rows)
     numbers = {
         key for key in columns if all(isinstance(row.get(key, 0), int | float) for row in rows)
     }
@@ -101,6 +105,10 @@ def _table(title: str, rows: Sequence[Mapping[str, Any]]) -> RenderableType:
     for row in rows:
         table.add_row(*(escape(_cell(row.get(key, ""))) for key in columns))
     return titled(title, table)
+
+
+def _columns(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(key for row in rows for key in row))
 
 
 def _cell(value: Any) -> str:

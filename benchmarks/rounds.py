@@ -33,6 +33,29 @@ MODELS = {"llama": "llama", "qwen3": "qwen3", "qwen3-moe": "qwen3-moe"}
 THREADS = min(2, len(os.sched_getaffinity(0)))
 DEFAULT_SHARE = 0.1
 SEED = 7
+PARTS = {
+    "rounds: seconds; ratios of SCT to the best round-only, paired by session": (
+        "configuration",
+        "SCT p50",
+        "SCT p95",
+        "ratio p50",
+        "ratio p95",
+        "TTFT p50",
+        "TTFT p95",
+    ),
+    "rounds: what the instance did, a run": (
+        "configuration",
+        "cached %",
+        "restores",
+        "restored",
+        "SP in",
+        "SP parked",
+        "lingered s",
+        "switches",
+        "switch %",
+        "wall s",
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +138,7 @@ def main() -> int:
         *speedups(runs, best),
         Claim("outputs or counters that differ", len(wrong), "", "== 0", not wrong),
     ]
-    return write_report("rounds", rows, claims, options.json, notes(size, plan))
+    return write_report("rounds", rows, claims, options.json, notes(size, plan), PARTS)
 
 
 # --- running -----------------------------------------------------------------------------------
