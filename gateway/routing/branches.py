@@ -9,7 +9,7 @@ from typing import Final
 
 from alipes.gateway.routing.identity import Source
 from alipes.gateway.routing.paths import TokenPath, common_prefix
-from alipes.gateway.routing.prefixes import Place
+from alipes.gateway.routing.prefixes import Place, Sums, may_begin
 from alipes.instance.contract import TokenIds
 
 _ID_BYTES: Final = 16
@@ -115,12 +115,17 @@ class Session:
             del self.branches[branch.name, branch.model]
 
 
-def longest_known(branches: Iterable[Branch], tokens: TokenIds) -> tuple[Record | None, int]:
-    """The record from which ``tokens`` go on with most of them known, and how many those are."""
+def longest_known(
+    branches: Iterable[Branch], tokens: TokenIds, sums: Sums
+) -> tuple[Record | None, int]:
+    """The record from which ``tokens`` go on with most of them known, and how many those are.
+    Only what ``sums`` leave in question is compared: there may be very many records."""
     best: Record | None = None
     most = 0
     for branch in branches:
         for record in branch.records:
+            if not may_begin(record.place, record.length, tokens, sums):
+                continue
             known = record.known(tokens)
             if known > most:
                 best, most = record, known

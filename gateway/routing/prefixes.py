@@ -23,6 +23,20 @@ Sums = NDArray[np.uint64]
 K = TypeVar("K")
 
 
+def may_begin(place: Place, length: int, tokens: TokenIds, sums: Sums) -> bool:
+    """Whether the ``length`` ids filed under ``place`` can be the first of ``tokens``, of the same
+    tenant and model; almost certain without comparing all of them."""
+    if length > len(tokens):
+        return False
+    start = length // BLOCK_TOKENS * BLOCK_TOKENS
+    _, _, total, rest = place
+    return int(sums[start // BLOCK_TOKENS]) == total and _bytes(tokens[start:length]) == rest
+
+
+def _bytes(tokens: TokenIds) -> bytes:
+    return tokens.astype("<i4", copy=False).tobytes()
+
+
 class PrefixIndex(Generic[K]):
     """Owners by the beginning they are filed under. ``seed`` makes sums unpredictable."""
 
@@ -49,9 +63,9 @@ class PrefixIndex(Generic[K]):
             self._factors = np.concatenate((self._factors, drawn + np.uint64(1)))
 
     def place(self, tenant: str, model: str, tokens: TokenIds, sums: Sums) -> Place:
-        """Where ``tokens`` are filed."""
+        """Where ``tokens``, whose ``sums`` these are, are filed."""
         rest = tokens[(len(sums) - 1) * BLOCK_TOKENS :]
-        return tenant, model, int(sums[-1]), rest.astype("<i4", copy=False).tobytes()
+        return tenant, model, int(sums[-1]), _bytes(rest)
 
     def add(self, place: Place, owner: K) -> None:
         tenant, model, total, rest = place
@@ -73,7 +87,7 @@ class PrefixIndex(Generic[K]):
     ) -> Iterator[Iterator[K]]:
         """Owners of all true beginnings of ``tokens``, the longest first; those of one beginning
         come together, the latest first."""
-        data = tokens.astype("<i4", copy=False).tobytes()
+        data = _bytes(tokens)
         totals = sums.tolist()
         for blocks in range(len(totals) - 1, -1, -1):
             rests = self._owners.get((tenant, model, totals[blocks]))

@@ -20,7 +20,7 @@ from alipes.gateway.routing.identity import Claim, Source
 from alipes.gateway.routing.paths import TokenPath
 from alipes.gateway.routing.prefixes import Place, PrefixIndex, Sums
 from alipes.gateway.routing.views import SECOND, SessionView, view_of
-from alipes.instance.contract import TokenIds
+from alipes.instance.contract import BLOCK_TOKENS, TokenIds
 
 KEPT_BYTES: Final = 128 << 20
 SESSION_BRANCHES: Final = 64
@@ -93,10 +93,11 @@ class SessionTable:
         """A call arrives. ``tokens`` int32 (n,) is its prompt; a later one of its session begins
         with the first ``stem`` of them, 0 where these would not tell it from other sessions."""
         self._expire(now)
-        sums = self._index.sums(tokens[:stem])
-        found = self._find(tenant, model, claim, tokens[:stem], sums)
+        sums = self._index.sums(tokens)
+        beginning, its_sums = tokens[:stem], sums[: stem // BLOCK_TOKENS + 1]
+        found = self._find(tenant, model, claim, beginning, its_sums)
         session, name = found if found is not None else self._create(tenant, claim, now)
-        branch, base, known = self._branch(session, name, claim.parent, model, tokens)
+        branch, base, known = self._branch(session, name, claim.parent, model, tokens, sums)
         self._enter(session, branch, now)
         near = base or next(reversed(branch.records), None)
         return SessionCall(
@@ -110,7 +111,7 @@ class SessionTable:
             _branch=branch,
             _base=base,
             _length=stem,
-            _place=self._index.place(tenant, model, tokens[:stem], sums),
+            _place=self._index.place(tenant, model, beginning, its_sums),
         )
 
     def finished(
@@ -195,15 +196,15 @@ class SessionTable:
         return session, claim.branch if claim.session else ""
 
     def _branch(
-        self, session: Session, name: str, parent: str, model: str, tokens: TokenIds
+        self, session: Session, name: str, parent: str, model: str, tokens: TokenIds, sums: Sums
     ) -> tuple[Branch, Record | None, int]:
         """The branch that takes the call, the record it goes on from, and what that knows."""
         group = session.under(name, model)
         idle = [branch for branch in group if not branch.busy]
-        base, known = longest_known(idle, tokens)
+        base, known = longest_known(idle, tokens, sums)
         if base is not None:
             return base.branch, base, known
-        base, known = longest_known((*group, *session.under(parent, model)), tokens)
+        base, known = longest_known((*group, *session.under(parent, model)), tokens, sums)
         if idle:
             return max(idle, key=lambda branch: branch.used), base, known
         self._make_room(session)
