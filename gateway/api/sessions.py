@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from alipes.gateway.api.claims import client_id
 from alipes.gateway.api.errors import ApiError, ErrorClass
 from alipes.gateway.api.exchange import Exchange
 from alipes.gateway.api.service import Service
@@ -13,9 +14,9 @@ _SHOWN = 64
 
 
 async def get_session(service: Service, exchange: Exchange) -> None:
-    """The ``id`` is the one that calls carry, or that ``x-alipes-session`` tells. A session of
-    another tenant does not exist."""
-    name: str = exchange.path_params["session"]
+    """The ``id`` is the one that calls carry, however long, or that ``x-alipes-session`` tells. A
+    session of another tenant does not exist."""
+    name = client_id(exchange.path_params["session"])
     dispatcher = service.dispatcher
     view = dispatcher.sessions.view(exchange.record.tenant, name, dispatcher.now())
     if view is None:

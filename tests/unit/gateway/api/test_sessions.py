@@ -142,6 +142,16 @@ def test_an_id_cannot_write_headers(staged: Staged) -> None:
     staged(body)
 
 
+def test_a_long_id_leads_to_its_session_too(staged: Staged) -> None:
+    async def body(stage: Any) -> None:
+        stage.fleet.auto = "yes"
+        reply = await stage.browser.post(CHAT, chat("hi"), {"x-session-id": "s" * 300})
+        shown = await stage.browser.get(f"/v1/sessions/{'s' * 300}")
+        assert shown.json()["id"] == reply.headers["x-alipes-session"]
+
+    staged(body)
+
+
 def test_a_session_is_shown_with_its_lease_to_its_tenant_only(staged: Staged) -> None:
     async def body(stage: Any) -> None:
         a, b = {"x-api-key": "a"}, {"x-api-key": "b"}
