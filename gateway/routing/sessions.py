@@ -133,6 +133,7 @@ class SessionTable:
         if call._base is not None and call._base.branch is branch:
             self._forget_record(call._base)
         self._add_record(call, reply)
+        branch.session.over |= call.final
         self._leave(call, now)
 
     def failed(self, call: SessionCall, now: int) -> None:
@@ -226,7 +227,6 @@ class SessionTable:
         call._open = branch.busy = False
         branch.used = session.used = now
         session.in_flight -= 1
-        session.over = session.over or call.final
         if session.in_flight:
             return
         if session.over or not any(each.finished for each in session.all()):

@@ -228,7 +228,7 @@ class SessionMachine(RuleBasedStateMachine):
         branch.busy = False
         session.in_flight -= 1
         branch.used = session.used = self.now
-        session.over = session.over or ended.final
+        session.over = session.over or (well and ended.final)
         session.left = self.now
         useless = not any(b.finished for b in session.branches)
         if not session.in_flight and (session.over or useless):

@@ -206,6 +206,16 @@ def test_the_last_call_ends_the_session() -> None:
     assert table.table.view("t", "s", table.now) is None
 
 
+def test_a_last_call_that_came_to_nothing_is_made_again() -> None:
+    table = Table()
+    first = table.turn([1], [5], Claim("s", source=Source.OWN))
+    for _ in range(2):
+        last = table.begin([1, 2], Claim("s", final=True, source=Source.OWN))
+        assert (last.branch, last.known_tokens) == (first.branch, 1)
+        table.table.failed(last, table.now)
+    assert table.table.gone(table.now) == ()
+
+
 def test_a_call_that_came_to_nothing_leaves_nothing() -> None:
     table = Table()
     call = table.begin([1, 2])
