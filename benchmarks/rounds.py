@@ -3,8 +3,8 @@
 Each configuration replays the same calls against a whole stack with the native engine, in a
 closed loop with the tool gaps that Talaria measured (2.1). The baseline, round-only, has neither
 session-prefill nor host KV, and the slot length that served it best of a sweep; the others lack
-one mechanism each. Configurations are run forth and back, so that a drift of the machine's speed
-falls on all of them. SCT ratios are paired by session.
+one mechanism each. What the claim compares is run forth and back, so that a drift of the machine's
+speed falls on both. SCT ratios are paired by session.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ from alipes.replay.records import CallRecord
 from alipes.replay.stats import nearest_rank
 
 MODELS = {"llama": "llama", "qwen3": "qwen3", "qwen3-moe": "qwen3-moe"}
-THREADS = min(2, len(os.sched_getaffinity(0)))
+THREADS = 1
+"""A second one would be twice as slow whenever anything else runs on a small machine."""
 DEFAULT_SHARE = 0.1
 SEED = 7
 PARTS = {
@@ -61,16 +62,17 @@ PARTS = {
 @dataclass(frozen=True, slots=True)
 class Size:
     """How much is run: sessions a model, their shape, the slot lengths tried for the baseline
-    (as shares of a round that switches may take) and how often each configuration runs."""
+    (as shares of a round that switches may take), and whether the single mechanisms are measured
+    and the claim a second time."""
 
     per_model: int
     shape: Shape
     shares: tuple[float, ...]
-    repeats: int
+    whole: bool
 
 
-FULL = Size(3, Shape((5, 7), (4000, 4500), (500, 1000), (30, 80)), (0.1, 0.03, 0.01), 2)
-QUICK = Size(3, Shape((5, 5), (1200, 1500), (60, 120), (8, 16)), (0.1, 0.02), 1)
+FULL = Size(3, Shape((5, 6), (3800, 4200), (500, 900), (30, 80)), (0.1, 0.03, 0.01), True)
+QUICK = Size(2, Shape((5, 5), (1200, 1500), (60, 120), (8, 16)), (0.1, 0.02), False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,13 +157,12 @@ def measure(
         folder = work / f"run{sum(map(len, runs.values()))}"
         runs[configuration].append(run(configuration, plan, folder))
 
-    for configuration in (ALL, *sweep, NO_SP, NO_HOST):
+    for configuration in (ALL, *sweep, *((NO_SP, NO_HOST) if size.whole else ())):
         take(configuration)
     best = min(sweep, key=lambda one: nearest_rank(runs[one][0].sct.values(), 50) or 0.0)
-    for repeat in range(1, size.repeats):
-        forth = (ALL, best, NO_SP, NO_HOST)
-        for configuration in forth[:: -1 if repeat % 2 else 1]:
-            take(configuration)
+    if size.whole:
+        take(best)
+        take(ALL)
     return dict(runs), best
 
 
