@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import Final
 
 from alipes.instance.contract import BlocksRemoved, BlocksStored, Tier
 
-_DEVICE: Final = 1
-_BITS: Final = {Tier.DEVICE: _DEVICE, Tier.HOST: 2}
+_HOST: Final = 2
+_BITS: Final = {Tier.DEVICE: 1, Tier.HOST: _HOST}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +67,9 @@ class BlockDirectory:
         """How much of a prompt of ``tokens`` tokens an instance has: the unbroken beginning of
         blocks in either tier. The last token is always computed, so that at most
         ``(tokens - 1) // block_tokens`` blocks count."""
-        tiers_of = self._tiers.get(instance, {}).get
-        device = blocks = 0
-        for key in islice(keys, max(0, tokens - 1) // block_tokens):
-            bits = tiers_of(key, 0)
-            if not bits:
-                break
-            device += bits & _DEVICE
-            blocks += 1
-        nearer, present = device * block_tokens, blocks * block_tokens
-        return Locality(nearer, present - nearer, tokens - present)
+        counting = keys[: max(0, tokens - 1) // block_tokens]
+        # No loop in Python: prompts have thousands of blocks, and this is asked at every placement.
+        found = list(map(self._tiers.get(instance, {}).get, counting))
+        blocks = found.index(None) if None in found else len(found)
+        host, present = found[:blocks].count(_HOST) * block_tokens, blocks * block_tokens
+        return Locality(present - host, host, tokens - present)
