@@ -61,7 +61,7 @@ async def measure(options: argparse.Namespace, work: Path) -> tuple[list[Row], l
         rows, continuation = await _ours(port, bare, repeats, seconds)
     claims = [
         Claim(
-            "gateway time of a 100K-token continuation (issue 2)",
+            "gateway time of a 100K-token continuation (our target)",
             continuation * 1e3,
             "ms",
             "< 5",
@@ -157,7 +157,7 @@ def _with_peer(ours: Sequence[Row], peer: Sequence[Row]) -> list[Row]:
 
 
 def _beside(ours: Sequence[Row], peer: Sequence[Row]) -> list[Claim]:
-    """The peer lacks TCP_NODELAY and pays for it in streams (issue 2)."""
+    """The peer lacks TCP_NODELAY and pays for it in streams."""
 
     def added(rows: Sequence[Row]) -> float:
         wanted = ("added latency", "small", "streamed")
@@ -170,7 +170,7 @@ def _beside(ours: Sequence[Row], peer: Sequence[Row]) -> list[Claim]:
     mine, theirs = added(ours), added(peer)
     return [
         Claim(
-            "added time to the first streamed text, small body (issue 2)",
+            "added time to the first streamed text, small body (our target)",
             mine,
             "ms",
             f"<= sglang-router's {theirs:.2f}",

@@ -26,7 +26,7 @@ def common() -> ModuleType:
 def test_a_report_has_the_common_form_and_fails_with_a_claim(
     common: ModuleType, tmp_path: Path, value: float, code: int
 ) -> None:
-    claim = common.at_least("one stream (issue 2)", value, "x", 2.7)
+    claim = common.at_least("one stream (our target)", value, "x", 2.7)
     file = tmp_path / "report.json"
     rows = [{"case": "a", "tokens/s": 3.5}, {"case": "b", "other": 1}]
     assert common.write_report("engine", rows, [claim], file, {"threads": 2}) == code
@@ -37,7 +37,7 @@ def test_a_report_has_the_common_form_and_fails_with_a_claim(
     assert report["environment"]["packages"]["msgspec"] != "missing"
     assert report["claims"] == [
         {
-            "name": "one stream (issue 2)",
+            "name": "one stream (our target)",
             "value": value,
             "unit": "x",
             "target": ">= 2.7",
