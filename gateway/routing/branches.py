@@ -18,12 +18,14 @@ _ID_BYTES: Final = 16
 @dataclass(slots=True, eq=False)
 class Record:
     """A finished call of ``branch``. Its next call is to begin with the first ``length`` ids of
-    its prompt. The whole ``path``, reply included, is kept while there is room; afterwards
-    ``digest`` stands for those ids."""
+    its prompt, filed under ``place``; with the reply too, less its last id, filed under ``end``,
+    where the template writes that as the model did. The whole ``path``, reply included, is kept
+    while there is room; afterwards ``digest`` stands for the ``length`` ids."""
 
     branch: Branch
     length: int
     place: Place
+    end: Place
     path: TokenPath | None
     digest: bytes = b""
 

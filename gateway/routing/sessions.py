@@ -2,7 +2,8 @@
 
 A call's session is the one that its claim names; without a name it is the one whose last prompt,
 what a template puts at its end to make the model speak left out, is the longest proper beginning
-of the new prompt. So sessions that share a system prompt stay apart, and so do equal prompts.
+of the new prompt; prompt and reply together go before a prompt alone. So sessions that share a
+system prompt stay apart, and so do equal prompts.
 
 Under one branch name calls that overlap become branches of their own. A call goes on with the
 idle branch that knows most of its prompt; where none knows it, the one used last starts over.
@@ -242,9 +243,14 @@ class SessionTable:
     def _add_record(self, call: SessionCall, reply: TokenIds) -> None:
         branch = call._branch
         path = call.path.followed_by(reply) if len(reply) else call.path
-        record = Record(branch, call._length, call._place, path)
+        # The last id of a reply is what ended it: a template may write another one, or none.
+        whole = path.tokens[:-1]
+        end = self._index.place(branch.session.tenant, branch.model, whole, self._index.sums(whole))
+        record = Record(branch, call._length, call._place, end, path)
         branch.records.append(record)
-        self._index.add(record.place, record)
+        if record.length:
+            self._index.add(record.place, record)
+            self._index.add(record.end, record)
         if len(branch.records) > BRANCH_RECORDS:
             self._forget_record(branch.records[0])
         self._kept[record] = record.cost
@@ -258,6 +264,7 @@ class SessionTable:
         if record in record.branch.records:
             record.branch.records.remove(record)
             self._index.discard(record.place, record)
+            self._index.discard(record.end, record)
             self._kept_cost -= self._kept.pop(record, 0)
 
     def _make_room(self, session: Session) -> None:

@@ -156,18 +156,16 @@ class SessionMachine(RuleBasedStateMachine):
         if claim.session and not claim.weak:
             return None, claim.branch
         begin_alike = [
-            record
+            (len(beginning), not record.branch.session.in_flight, record.number, record.branch)
             for record in self.records()
             if (record.branch.session.tenant, record.branch.model) == (tenant, model)
-            and 0 < len(record.stem) < len(stem)
+            and record.stem
             and stem.startswith(record.stem)
+            for beginning in (record.stem, record.whole[:-1])
+            if len(beginning) < len(stem) and stem.startswith(beginning)
         ]
-        best = max(
-            begin_alike,
-            key=lambda r: (len(r.stem), not r.branch.session.in_flight, r.number),
-            default=None,
-        )
-        return (best.branch.session, best.branch.name) if best else (None, "")
+        best = max(begin_alike, key=lambda found: found[:3], default=None)
+        return (best[3].session, best[3].name) if best else (None, "")
 
     def choose(
         self,
@@ -278,7 +276,8 @@ class SessionMachine(RuleBasedStateMachine):
             assert view.in_flight == session.in_flight
         assert len(self.table) == len(self.sessions)
         assert self.table.branches == sum(len(s.branches) for s in self.sessions.values())
-        assert len(self.table._index) == len(self.records())
+        filed = [{r.stem, r.whole[:-1]} for r in self.records() if r.stem]
+        assert len(self.table._index) == sum(map(len, filed))
 
     def teardown(self) -> None:
         """Nothing is left when all has ended and its time is over."""

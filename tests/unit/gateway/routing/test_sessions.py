@@ -89,6 +89,19 @@ def test_equal_prompts_are_different_sessions() -> None:
     assert len({call.session for call in calls}) == 4
 
 
+@pytest.mark.parametrize("kept", [0, KEPT_BYTES])
+def test_runs_of_one_task_go_on_with_their_own_replies(kept: int) -> None:
+    """Equal prompts at once, as of an agent that is run several times and tells no session."""
+    table = Table(kept=kept)
+    calls = [table.begin(SYSTEM) for _ in range(4)]
+    for number, call in enumerate(calls):
+        table.end(call, [1000 + number, 1001, 2])
+    for number, call in enumerate(calls):
+        again = table.begin([*SYSTEM, *ASSISTANT, 1000 + number, 1001, 3, 4])
+        assert again.session == call.session
+        table.end(again, [5])
+
+
 def test_a_shared_system_prompt_makes_no_session() -> None:
     table = Table()
     first = table.turn([*SYSTEM, 1], [5])
