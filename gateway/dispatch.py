@@ -110,7 +110,7 @@ class Dispatcher:
             self._clock(),
         )
         call = LiveCall(request, index, inbox, session)
-        self._forget_branches()
+        self.forget_sessions()
         self._place(call)
         self.tick()
         return call
@@ -144,6 +144,11 @@ class Dispatcher:
         sent = self._send(instance, Drain())
         self.tick()
         return sent
+
+    def forget_sessions(self) -> None:
+        """Drop those that are over, idle for too long, or too many."""
+        for branch in self.sessions.gone(self._clock()):
+            self.router.forget(branch)
 
     def fail_all(self, failure: CallFailure) -> None:
         """End every call, on its instance too: the gateway stops."""
@@ -315,15 +320,11 @@ class Dispatcher:
         self._live.pop(call.call_id, None)
         self.router.released(call.call_id, self._clock())
         self.sessions.failed(call.session, self._clock())
-        self._forget_branches()
+        self.forget_sessions()
         call.done = True
         self._metrics.live_calls(len(self._live))
         if event is not None:
             call.inbox.post(call.index, event)
-
-    def _forget_branches(self) -> None:
-        for branch in self.sessions.gone(self._clock()):
-            self.router.forget(branch)
 
     def tick(self) -> None:
         """Send what can go now and arrange to be woken for the rest."""

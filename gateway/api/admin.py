@@ -50,6 +50,7 @@ async def ready(service: Service, exchange: Exchange) -> None:
 
 async def metrics(service: Service, exchange: Exchange) -> None:
     text, dispatcher = service.metrics, service.dispatcher
+    dispatcher.forget_sessions()
     sessions = dispatcher.sessions
     status = dispatcher.router.status(dispatcher.now())
     text.routing(status.counts, status.leases, len(sessions), sessions.branches)
@@ -59,6 +60,7 @@ async def metrics(service: Service, exchange: Exchange) -> None:
 async def instances(service: Service, exchange: Exchange) -> None:
     """Every instance's state, and the last placements with all their candidates' terms."""
     dispatcher = service.dispatcher
+    dispatcher.forget_sessions()
     status = dispatcher.router.status(dispatcher.now())
     states = []
     for known in status.instances:

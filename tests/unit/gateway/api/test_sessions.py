@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 from collections.abc import Callable
@@ -321,6 +322,20 @@ def test_a_forgotten_session_leaves_the_router_too(staged: Staged) -> None:
         assert len(stage.sessions) == 2
 
     staged(body, limits=Limits(sessions=2))
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/admin/instances"])
+def test_sessions_that_are_idle_for_too_long_are_not_counted(staged: Staged, path: str) -> None:
+    async def body(stage: Any) -> None:
+        stage.fleet.auto = "yes"
+        await stage.browser.post(CHAT, chat("hi"), MINE)
+        assert stage.sessions.branches == 1
+        await asyncio.sleep(0.06)
+        shown = (await stage.browser.get(path)).body
+        assert b"alipes_sessions 0.0" in shown or json.loads(shown)["sessions"] == 0
+        assert stage.sessions.branches == 0
+
+    staged(body, limits=Limits(session_idle=0.05))
 
 
 def test_a_drained_model_is_refused_at_once(staged: Staged) -> None:
