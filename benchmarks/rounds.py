@@ -2,9 +2,9 @@
 
 Each configuration replays the same calls against a whole stack with the native engine, in a
 closed loop with the tool gaps that Talaria measured (2.1). The baseline, round-only, has neither
-session-prefill nor host KV, and the slot length that served it best of a sweep; the others lack
-one mechanism each. What the claim compares is run forth and back, so that a drift of the machine's
-speed falls on both. SCT ratios are paired by session.
+session-prefill nor host KV; all others have the slot length that served it best of a sweep, and
+but for the first lack one mechanism each. What the claim compares is run forth and back, so that a
+drift of the machine's speed falls on both. SCT ratios are paired by session.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from alipes.replay.stats import nearest_rank
 MODELS = {"llama": "llama", "qwen3": "qwen3", "qwen3-moe": "qwen3-moe"}
 THREADS = 1
 """A second one would be twice as slow whenever anything else runs on a small machine."""
-DEFAULT_SHARE = 0.1
 SEED = 7
 PARTS = {
     "rounds: seconds; ratios of SCT to the best round-only, paired by session": (
@@ -80,7 +79,7 @@ class Configuration:
     name: str
     session_prefill: bool
     host_kv: bool
-    switch_share: float = DEFAULT_SHARE
+    switch_share: float
 
     def cluster(self) -> dict[str, Any]:
         """The cluster file: three random models in float32, the mode that is exact."""
@@ -115,9 +114,22 @@ class Outcome:
     seconds: float
 
 
-ALL = Configuration("all mechanisms", session_prefill=True, host_kv=True)
-NO_SP = Configuration("no session-prefill", session_prefill=False, host_kv=True)
-NO_HOST = Configuration("no host KV", session_prefill=True, host_kv=False)
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """What each configuration did; the claim compares ``ours`` with ``best``, the baseline."""
+
+    outcomes: dict[Configuration, list[Outcome]]
+    best: Configuration
+    ours: Configuration
+
+
+def configurations(share: float) -> tuple[Configuration, ...]:
+    """All mechanisms, and each one left out, with slots of one length."""
+    return (
+        Configuration("all mechanisms", True, True, share),
+        Configuration("no session-prefill", False, True, share),
+        Configuration("no host KV", True, False, share),
+    )
 
 
 def round_only(share: float) -> Configuration:
@@ -131,13 +143,14 @@ def main() -> int:
     folder = prepare(RandomWeights("llama", "small"), cache, lambda *_: None)
     plan = sessions(tuple(MODELS), size.per_model, size.shape, folder, SEED)
     with tempfile.TemporaryDirectory(prefix="alipes-rounds-") as name:
-        runs, best = measure(size, plan, Path(name))
-    rows = [row(configuration, outcomes, runs[best]) for configuration, outcomes in runs.items()]
-    wrong = [*differing(runs.values()), *miscounted(runs)]
+        runs = measure(size, plan, Path(name))
+    base = runs.outcomes[runs.best]
+    rows = [row(one, outcomes, base) for one, outcomes in runs.outcomes.items()]
+    wrong = [*differing(runs.outcomes.values()), *miscounted(runs.outcomes)]
     for line in wrong:
         print(line)
     claims = [
-        *speedups(runs, best),
+        *speedups(runs),
         Claim("outputs or counters that differ", len(wrong), "", "== 0", not wrong),
     ]
     return write_report("rounds", rows, claims, options.json, notes(size, plan), PARTS)
@@ -146,24 +159,24 @@ def main() -> int:
 # --- running -----------------------------------------------------------------------------------
 
 
-def measure(
-    size: Size, plan: Sequence[AgentSession], work: Path
-) -> tuple[dict[Configuration, list[Outcome]], Configuration]:
-    """Every configuration's runs, and which slot length the baseline did best with."""
-    sweep = [round_only(share) for share in size.shares]
+def measure(size: Size, plan: Sequence[AgentSession], work: Path) -> Runs:
+    """The sweep, and everything else with the slots that served the baseline best."""
     runs: dict[Configuration, list[Outcome]] = defaultdict(list)
 
     def take(configuration: Configuration) -> None:
         folder = work / f"run{sum(map(len, runs.values()))}"
         runs[configuration].append(run(configuration, plan, folder))
 
-    for configuration in (ALL, *sweep, *((NO_SP, NO_HOST) if size.whole else ())):
+    sweep = [round_only(share) for share in size.shares]
+    for configuration in sweep:
         take(configuration)
     best = min(sweep, key=lambda one: nearest_rank(runs[one][0].sct.values(), 50) or 0.0)
+    ours, *ablations = configurations(best.switch_share)
+    take(ours)
     if size.whole:
-        take(best)
-        take(ALL)
-    return dict(runs), best
+        for configuration in (*ablations, ours, best):
+            take(configuration)
+    return Runs(dict(runs), best, ours)
 
 
 def run(configuration: Configuration, plan: Sequence[AgentSession], work: Path) -> Outcome:
@@ -178,8 +191,8 @@ def run(configuration: Configuration, plan: Sequence[AgentSession], work: Path) 
 # --- judging -----------------------------------------------------------------------------------
 
 
-def speedups(runs: Mapping[Configuration, Sequence[Outcome]], best: Configuration) -> list[Claim]:
-    base, ours = by_session(runs[best]), by_session(runs[ALL])
+def speedups(runs: Runs) -> list[Claim]:
+    base, ours = (by_session(runs.outcomes[one]) for one in (runs.best, runs.ours))
     p50 = session_ratio(base, ours, 50)
     better = int((paired_ratios(base, ours) > 1).sum())
     return [
