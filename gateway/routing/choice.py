@@ -10,10 +10,19 @@ CallsOn = Callable[[str], int]
 """Calls that are placed on an instance now."""
 
 
-def least_cost(candidates: Sequence[Candidate], calls_on: CallsOn) -> Candidate | None:
-    """The admitted candidate of least cost; equals are told apart by their calls, then by name."""
+def least_cost(
+    candidates: Sequence[Candidate], calls_on: CallsOn, occupied: Collection[str]
+) -> Candidate | None:
+    """The admitted candidate of least cost. Of equals those go first that need not push another
+    model out, as its sessions come back: ``occupied`` names the instances that have a model
+    active. Then the calls there count, then the name."""
     admitted = [candidate for candidate in candidates if candidate.admitted]
-    return min(admitted, key=lambda c: (c.total, calls_on(c.instance), c.instance), default=None)
+
+    def rank(each: Candidate) -> tuple[float, bool, int, str]:
+        name = each.instance
+        return each.total, each.opens and name in occupied, calls_on(name), name
+
+    return min(admitted, key=rank, default=None)
 
 
 def fewest_calls(candidates: Sequence[Candidate], calls_on: CallsOn) -> Candidate | None:

@@ -102,8 +102,10 @@ class InstanceState:
         keeps only unreserved calls away (Talaria 4.1)."""
         return self._up and not self._drains
 
-    def has_active(self, model: str) -> bool:
-        return self.snapshot is not None and self.snapshot.active_model == model
+    def has_active(self, model: str = "") -> bool:
+        """Whether the model, or any when none is named, is active by the latest state."""
+        active = self.snapshot.active_model if self.snapshot is not None else ""
+        return active == model if model else bool(active)
 
     @property
     def _drains(self) -> bool:

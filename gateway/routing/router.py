@@ -271,7 +271,8 @@ class Router:
         self, call: CallShape, candidates: tuple[Candidate, ...], now: int
     ) -> Placement | None:
         if self._baseline is None:
-            best = choice.least_cost(candidates, self._calls_on)
+            occupied = {i.name for i in self._serving(call.model) if i.has_active()}
+            best = choice.least_cost(candidates, self._calls_on, occupied)
         else:
             best = self._baseline.choose(call, candidates, self._calls_on)
         if best is None:

@@ -120,6 +120,17 @@ def test_an_active_model_beats_a_switch(router: Router) -> None:
     assert (placement.instance, placement.reason) == ("hot", Reason.ACTIVE)
 
 
+def test_of_equals_the_one_goes_first_that_pushes_no_model_out() -> None:
+    both = {model: frozenset({"one", "two"}) for model in "ab"}
+    router = Router(both)
+    for name, active in (("one", "a"), ("two", "")):
+        router.connected(hello(name, "a", "b"), 0)
+        router.updated(name, snapshot(active=active), 0)
+    placement = placed(router.place(call(1, "b"), 0))
+    assert placement.instance == "two"
+    assert len({candidate.total for candidate in placement.candidates}) == 1
+
+
 def test_a_switch_beats_a_long_queue(router: Router) -> None:
     router.updated("hot", snapshot(2, loads={"a": Load(2, 4000, 1, 10, 10)}), 0)
     router.updated("cold", snapshot(2, active="b"), 0)
