@@ -112,9 +112,4 @@ def test_a_call_that_one_instance_cannot_hold_goes_to_the_other(serve: Any) -> N
     with serve({"cold-0": small, "cold-1": {}}) as serving:
         places = {serving.ask("alpha", PROMPT, f"s{n}").instance for n in range(3)}
         assert places == {"cold-1"}
-        candidates = serving.last_candidates()
-        assert candidates.get("cold-0", {"why": "too-small"})["why"] == "too-small"
-        too_large = serving.client.post(
-            "/v1/completions", json={"model": "alpha", "prompt": [5] * 8190, "max_tokens": 2}
-        )
-        assert too_large.status_code in (200, 400)
+        assert serving.last_candidates()["cold-0"]["why"] == "too-small"
