@@ -63,9 +63,10 @@ class Service:
             raise unknown_model(name, sorted(self.texts))
         return text
 
-    def context(self, text: ModelText) -> int:
-        """Tokens of the longest call: the model's context, or what its instances can hold."""
-        held = self.dispatcher.router.longest_call(text.name)
+    def context(self, text: ModelText, prompt: int = 0) -> int:
+        """Tokens of the longest call: the model's context, or what its instances can hold. A
+        ``prompt`` of so many tokens may be too long only for those that have connected so far."""
+        held = self.dispatcher.router.longest_call(text.name, prompt)
         return text.context if held is None else min(text.context, held)
 
     def only_text(self, name: str | None) -> ModelText:

@@ -212,16 +212,17 @@ class Router:
         """The place that is held for the branch now."""
         return self._leases.of(branch, now)
 
-    def longest_call(self, model: str) -> int | None:
+    def longest_call(self, model: str, prompt: int = 0) -> int | None:
         """Tokens, prompt and output, of the longest call that any instance can hold; None while
-        none has told."""
-        states = (self._instances[name] for name in self._known.get(model, ()))
-        told = (
+        none has told, or one has not and a ``prompt`` of so many fits none of the others."""
+        states = [self._instances[name] for name in self._known.get(model, ())]
+        told = [
             longest_call(state.reports[model], state.hello.block_tokens)
             for state in states
             if state.hello is not None and model in state.reports
-        )
-        return max(told, default=None)
+        ]
+        longest = max(told, default=0)
+        return longest if longest > prompt or len(told) == len(states) > 0 else None
 
     def status(self, now: int) -> RouterStatus:
         self._expire_leases(now)

@@ -60,7 +60,7 @@ async def _job(service: Service, body: MessagesBody, tenant: str, claim: Claim) 
     allowed = service.cluster.gateway.allow_forced_tokens
     forced = forced_bytes(body.forced_token_ids, allowed, text)
     prompt = await text.chat(shown, tools, tenant)
-    context = service.context(text)
+    context = service.context(text, len(prompt.tokens))
     check_room("messages", len(prompt.tokens), text, context)
     return Job(
         text=text,

@@ -69,7 +69,7 @@ async def _job(service: Service, body: ChatBody, tenant: str, claim: Claim) -> J
     forced = forced_bytes(body.forced_token_ids, settings.allow_forced_tokens, text)
     sampling = sampling_of(body, text, top)
     prompt = await text.chat(body.messages, tools, tenant)
-    context = service.context(text)
+    context = service.context(text, len(prompt.tokens))
     check_room("messages", len(prompt.tokens), text, context)
     wanted = body.max_completion_tokens or body.max_tokens or settings.limits.default_max_tokens
     return Job(

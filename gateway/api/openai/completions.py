@@ -69,7 +69,7 @@ async def _job(service: Service, body: CompletionBody, claim: Claim) -> Job:
     n = body.n or 1
     if len(prompts) * n > MAX_CHOICES:
         raise invalid("prompt", f"{len(prompts)} prompts times n {n} exceed {MAX_CHOICES}")
-    context = service.context(text)
+    context = service.context(text, max(map(len, prompts)))
     for prompt in prompts:
         check_room("prompt", len(prompt), text, context)
     return Job(

@@ -113,7 +113,7 @@ class Creation:
             prompt = await text.chat(messages, shown, self._exchange.record.tenant)
         except TextError as error:
             raise invalid("input", error.message, error.code) from None
-        context = service.context(text)
+        context = service.context(text, len(prompt.tokens))
         check_room("input", len(prompt.tokens), text, context)
         continues = history.continues
         return Job(

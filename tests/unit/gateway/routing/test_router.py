@@ -427,8 +427,10 @@ def test_the_longest_call_is_that_of_the_roomiest_instance() -> None:
     router = Router(KNOWN)
     assert router.longest_call("a") is None
     router.connected(hello("hot", "a", kv_blocks=3), 0)
+    assert router.longest_call("a", 3 * 64) == 3 * 64 + 1
+    assert router.longest_call("a", 3 * 64 + 1) is None, "the other has not told yet"
     router.connected(hello("cold", "a", "b", kv_blocks=2), 0)
-    assert router.longest_call("a") == 3 * 64 + 1
+    assert router.longest_call("a") == router.longest_call("a", 8192) == 3 * 64 + 1
     assert router.longest_call("b") == 2 * 64 + 1
     assert router.longest_call("c") is None
     router.disconnected("hot", 1)
