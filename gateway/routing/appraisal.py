@@ -69,7 +69,8 @@ class Appraiser:
         held = self._leases.charge(instance.name, call.branch)
         there = self.locality(call, instance)
         charge = self.charge(call, there.device_tokens, there.host_tokens)
-        return evaluate(instance, charge, self.profiles.of(instance.name), held)
+        costs, returning = self.profiles.of(instance.name), self._leases.models(instance.name)
+        return evaluate(instance, charge, costs, held, returning)
 
     def locality(self, call: CallShape, instance: InstanceState) -> Locality:
         """What the instance has of the prompt."""

@@ -7,7 +7,9 @@ work of other models and places held for returning sessions included; ``prefill`
 is new in the prompt; ``decode`` is the call's own decoding beside the batch it joins, and the
 delay that it adds to the calls that already decode there. ``recovery`` is the KV that the call's
 branch has had: nothing for what is on the device, the measured copy for what is on the host,
-computing it again for what is missing. Hot and cold instances are ranked by this one sum.
+computing it again for what is missing. ``activation`` is the switch to the model, and the one
+back to another that would not have to leave otherwise. Hot and cold instances are ranked by this
+one sum.
 """
 
 from __future__ import annotations
@@ -65,9 +67,11 @@ def evaluate(
     charge: Charge,
     costs: Mapping[str, Estimate],
     held: float = 0.0,
+    returning: frozenset[str] = frozenset(),
 ) -> Candidate:
     """Predict and check the call on an instance with a state that serves its model. ``costs`` are
-    those to charge there, by model; ``held`` seconds are leased there to other branches."""
+    those to charge there, by model; ``held`` seconds are leased there to other branches, and
+    sessions of the models ``returning`` are likely to come back."""
     scene = _scene(instance, charge, costs, held)
     device, host = charge.device_tokens, charge.host_tokens
     if scene is None:
@@ -84,7 +88,7 @@ def evaluate(
     queue = _queue(scene, recovery + prefill) + _shortfall(instance, scene)
     decode = _decode(scene, recovery + prefill)
     activates = _activates(scene)
-    activation = scene.cost.switch if activates else 0.0
+    activation = scene.cost.switch + _displaced(scene, returning) if activates else 0.0
     return Candidate(
         instance=instance.name,
         queue=queue,
@@ -223,3 +227,12 @@ def _activates(scene: _Scene) -> bool:
     """The call makes the model active: it is not, nor has it work and so a slot that the round
     counts already."""
     return scene.charge.model != scene.snapshot.active_model and not has_work(scene.own)
+
+
+def _displaced(scene: _Scene, returning: frozenset[str]) -> float:
+    """The switch back to the model that has the instance to itself, where it has work or is
+    expected to: without the call there would be none. Where models take turns, the round has it."""
+    active = scene.snapshot.active_model
+    if active not in scene.costs or {*scene.others, *returning} != {active}:
+        return 0.0
+    return scene.costs[active].switch

@@ -112,6 +112,11 @@ class LeaseTable:
         own = there.leases.get(but)
         return max(0.0, there.charge - own.charge) if own else there.charge
 
+    def models(self, instance: str) -> frozenset[str]:
+        """Models whose sessions are likely to return to an instance."""
+        there = self._on.get(instance)
+        return frozenset(lease.model for lease in there.leases.values()) if there else frozenset()
+
     def counts(self) -> LeaseCounts:
         return LeaseCounts(**self._counts, live=len(self._live))
 

@@ -32,6 +32,7 @@ def cost_of(
     round_remaining: float = 0.0,
     unseen: tuple[Charge, ...] = (),
     held: float = 0.0,
+    returning: frozenset[str] = frozenset(),
     counters: tuple[Counters, ...] = (Counters(),),
     round_length: float = 0.0,
     cost: Estimate = COST,
@@ -57,7 +58,7 @@ def cost_of(
         instance.updated(state, 0)
     for number, other in enumerate(unseen):
         instance.place(bytes([number]), other)
-    return evaluate(instance, charge, {"a": cost, "b": cost}, held)
+    return evaluate(instance, charge, {"a": cost, "b": cost}, held, returning)
 
 
 def test_an_idle_instance_with_the_model_active_costs_the_work_alone() -> None:
@@ -72,6 +73,16 @@ def test_activation_is_charged_once() -> None:
     # The model has work: its slot, and so its switch, is in the round that the call waits for.
     waits = cost_of(active="b", loads={"a": Load(1, 100, 0, 0, 0)}, round_remaining=0.9)
     assert waits.activation == 0
+
+
+def test_a_model_that_has_the_instance_to_itself_is_switched_back_to() -> None:
+    b = frozenset("b")
+    assert cost_of(active="b", returning=b).activation == pytest.approx(1.0)
+    assert cost_of(active="b", loads={"b": Load(0, 0, 1, 9, 9)}).activation == pytest.approx(1.0)
+    assert cost_of(active="b").activation == pytest.approx(0.5)
+    assert cost_of(active="a", returning=b).activation == 0
+    # Sessions of this model return there too: the instance has turns to take in any case.
+    assert cost_of(active="b", returning=frozenset("ab")).activation == pytest.approx(0.5)
 
 
 def test_calls_sent_since_the_last_state_are_queued_before_this_one() -> None:
