@@ -18,7 +18,7 @@ import numpy as np
 from agents import AgentSession, Shape, sessions
 from common import Claim, arguments, write_report
 from gateway_stacks import long_context_folder
-from paired import BySession, percentile_ratio
+from paired import BySession, percentile_ratio, session_ratio
 from stack import replay, stack
 
 from alipes.instance.contract import Targets
@@ -46,13 +46,18 @@ PARTS: Final = {
         "model resident %",
         "unused leases %",
     ),
-    "routing: seconds; TTFT p95 to least-pressure's with its interval": (
+    "routing: session completion in seconds, paired ratio of least-pressure's": (
         *KEYS,
         "SCT p50",
         "SCT p95",
+        "SCT ratio p50",
+        "sessions at once",
+    ),
+    "routing: TTFT in seconds, p95 over least-pressure's": (
+        *KEYS,
         "TTFT p50",
         "TTFT p95",
-        "to base p95",
+        "p95 to base",
         "returning p50",
         "returning p95",
     ),
@@ -214,14 +219,21 @@ def row(setting: Setting, outcome: Outcome, outcomes: Mapping[Setting, Outcome])
         "model resident %": percent(counts["placed"] - counts["opens"], counts["placed"]),
         "SCT p50": nearest_rank(outcome.sct.values(), 50),
         "SCT p95": nearest_rank(outcome.sct.values(), 95),
+        "SCT ratio p50": str(session_ratio(single(base.sct), single(outcome.sct), 50))
+        if base
+        else "",
         "TTFT p50": nearest_rank(ttft, 50),
         "TTFT p95": nearest_rank(ttft, 95),
-        "to base p95": str(percentile_ratio(outcome.ttft, base.ttft, 95)) if base else "",
+        "p95 to base": str(percentile_ratio(outcome.ttft, base.ttft, 95)) if base else "",
         "returning p50": nearest_rank(back, 50),
         "returning p95": nearest_rank(back, 95),
         "unused leases %": percent(leases["expired"] + leases["discarded"], leases["installed"]),
         "sessions at once": sum(outcome.sct.values()) / outcome.seconds,
     }
+
+
+def single(values: Mapping[str, float]) -> BySession:
+    return {name: [value] for name, value in values.items()}
 
 
 def percent(part: int, whole: int) -> float:
@@ -231,33 +243,36 @@ def percent(part: int, whole: int) -> float:
 def claims_of(size: Size, outcomes: Mapping[Setting, Outcome]) -> list[Claim]:
     claims = []
     for load in size.loads:
-        full, base = (
-            outcomes[Setting(FULL_ROUTER, load, DEFAULT_LEASE)],
-            outcomes[Setting(BASE, load, 0.0)],
-        )
+        full = outcomes[Setting(FULL_ROUTER, load, DEFAULT_LEASE)]
+        base = outcomes[Setting(BASE, load, 0.0)]
         if load == "high":
-            mine, theirs = full.counts["avoidable_opens"], base.counts["avoidable_opens"]
-            claims.append(
-                Claim(
-                    "avoidable opens at high load (issue 3; the paper: 37 to 1)",
-                    mine,
-                    "",
-                    f"< least-pressure's {theirs}",
-                    mine < theirs,
-                )
-            )
+            claims.append(fewer_opens(full, base))
         if load != "low":
-            tail = percentile_ratio(full.ttft, base.ttft, 95)
-            claims.append(
-                Claim(
-                    f"TTFT p95 to least-pressure's, {load} load (the paper, high: 0.65)",
-                    tail.value,
-                    "x",
-                    f"not worse: {tail} reaches down to 1",
-                    tail.low <= 1,
-                )
-            )
+            claims += faster_first_tokens(load, full, base)
     return claims
+
+
+def fewer_opens(full: Outcome, base: Outcome) -> Claim:
+    mine, theirs = full.counts["avoidable_opens"], base.counts["avoidable_opens"]
+    name = "avoidable opens at high load (issue 3; the paper: 37 to 1)"
+    return Claim(name, mine, "", f"< least-pressure's {theirs}", mine < theirs)
+
+
+def faster_first_tokens(load: str, full: Outcome, base: Outcome) -> list[Claim]:
+    """The median is lower; the tail is not higher, as far as the interval can tell."""
+    middle, tail = (percentile_ratio(full.ttft, base.ttft, percent) for percent in (50, 95))
+    of = f"to least-pressure's, {load} load"
+    paper = {"medium": "the paper: 0.22", "high": "issue 3"}[load]
+    return [
+        Claim(f"TTFT p50 {of} ({paper})", middle.value, "x", "< 1", middle.value < 1),
+        Claim(
+            f"TTFT p95 {of}, {tail} (issue 3)",
+            tail.value,
+            "x",
+            "interval down to <= 1",
+            tail.low <= 1,
+        ),
+    ]
 
 
 if __name__ == "__main__":
