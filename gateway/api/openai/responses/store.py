@@ -8,7 +8,7 @@ not to be stored keeps its session alone. Sans-IO; times are nanoseconds of the 
 from __future__ import annotations
 
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from alipes.gateway.routing.identity import Claim, Source
@@ -71,28 +71,84 @@ class Kept:
             self.successor = ""
 
 
+@dataclass(slots=True, eq=False)
+class Share:
+    """What is kept for one tenant, by response id; the one used last comes last."""
+
+    kept: OrderedDict[str, Kept] = field(default_factory=OrderedDict)
+    size: int = 0
+
+    @property
+    def oldest(self) -> str:
+        return next(iter(self.kept))
+
+    @property
+    def since(self) -> int:
+        """When the oldest was used."""
+        return self.kept[self.oldest].used
+
+    def add(self, response_id: str, kept: Kept) -> None:
+        self.kept[response_id] = kept
+        self.size += kept.size
+        self._hold(kept.turn)
+
+    def drop(self, response_id: str) -> None:
+        kept = self.kept.pop(response_id)
+        self.size -= kept.size
+        self._release(kept.turn)
+
+    def strip(self, kept: Kept) -> None:
+        """Leave nothing but its session."""
+        self.size -= len(kept.body)
+        turn, kept.turn, kept.body = kept.turn, None, b""
+        self._release(turn)
+
+    def _hold(self, turn: Turn | None) -> None:
+        """One holder more; a turn without any before is new here, and holds the one before it."""
+        while turn is not None:
+            turn.holders += 1
+            if turn.holders > 1:
+                return
+            self.size += turn.size
+            turn = turn.before
+
+    def _release(self, turn: Turn | None) -> None:
+        while turn is not None:
+            turn.holders -= 1
+            if turn.holders:
+                return
+            self.size -= turn.size
+            turn = turn.before
+
+
 class ResponseStore:
     """At most ``count`` responses and ``limit`` bytes of all tenants together, each for ``idle``
-    nanoseconds after its last use; those not used for the longest time go first. A tenant's
-    responses do not exist for another one."""
+    nanoseconds after its last use. When there is too much, the tenant that has most of it, of
+    responses or of bytes, loses the response it used longest ago: with n tenants none loses
+    any while it has at most an n-th of both. A tenant's responses do not exist for another one."""
 
     def __init__(self, count: int, limit: int, idle: int) -> None:
         self._count = count
         self._limit = limit
         self._idle = idle
-        self._kept: OrderedDict[tuple[str, str], Kept] = OrderedDict()
-        self.bytes = 0
+        self._shares: dict[str, Share] = {}  # none is empty
 
     def __len__(self) -> int:
-        return len(self._kept)
+        return sum(len(share.kept) for share in self._shares.values())
+
+    @property
+    def size(self) -> int:
+        return sum(share.size for share in self._shares.values())
 
     def find(self, tenant: str, response_id: str, now: int) -> Kept | None:
         """The response, used now."""
         self._expire(now)
-        kept = self._kept.get((tenant, response_id))
-        if kept is not None:
-            kept.used = now
-            self._kept.move_to_end((tenant, response_id))
+        share = self._shares.get(tenant)
+        if share is None or response_id not in share.kept:
+            return None
+        share.kept.move_to_end(response_id)
+        kept = share.kept[response_id]
+        kept.used = now
         return kept
 
     def add(
@@ -106,56 +162,44 @@ class ResponseStore:
         body: bytes = b"",
     ) -> None:
         """Keep a response; ``turn`` and ``body`` where its content is stored. Content for which
-        there is no room, even with all others gone, is not."""
+        there is no room, even with all others of its tenant gone, is not. The turns before
+        ``turn`` are of the same tenant."""
         self._expire(now)
         kept = Kept(claim, turn, body, now)
-        self._kept[tenant, response_id] = kept
-        self.bytes += kept.size
-        self._hold(turn)
-        while len(self._kept) > self._count or (self.bytes > self._limit and len(self._kept) > 1):
-            self._drop(next(iter(self._kept)))
-        if self.bytes > self._limit:
-            self._strip(kept)
+        self._shares.setdefault(tenant, Share()).add(response_id, kept)
+        self._make_room(kept)
 
     def remove(self, tenant: str, response_id: str, now: int) -> bool:
         """Forget a response; False if there is none."""
         self._expire(now)
-        if (tenant, response_id) not in self._kept:
+        share = self._shares.get(tenant)
+        if share is None or response_id not in share.kept:
             return False
-        self._drop((tenant, response_id))
+        self._drop(tenant, response_id)
         return True
 
+    def _make_room(self, new: Kept) -> None:
+        """Of tenants that have equally much, the one with the oldest response makes room."""
+        shares = self._shares
+        while len(self) > self._count:
+            tenant = max(shares, key=lambda each: (len(shares[each].kept), -shares[each].since))
+            self._drop(tenant, shares[tenant].oldest)
+        while self.size > self._limit:
+            tenant = max(shares, key=lambda each: (shares[each].size, -shares[each].since))
+            share = shares[tenant]
+            if share.kept[share.oldest] is new and (new.turn is not None or new.body):
+                share.strip(new)
+            else:
+                self._drop(tenant, share.oldest)
+
     def _expire(self, now: int) -> None:
-        while self._kept:
-            key, kept = next(iter(self._kept.items()))
-            if now - kept.used < self._idle:
-                return
-            self._drop(key)
+        for tenant in tuple(self._shares):
+            share = self._shares[tenant]
+            while share.kept and now - share.since >= self._idle:
+                self._drop(tenant, share.oldest)
 
-    def _drop(self, key: tuple[str, str]) -> None:
-        kept = self._kept.pop(key)
-        self.bytes -= kept.size
-        self._release(kept.turn)
-
-    def _strip(self, kept: Kept) -> None:
-        """Leave nothing but the session."""
-        self.bytes -= len(kept.body)
-        turn, kept.turn, kept.body = kept.turn, None, b""
-        self._release(turn)
-
-    def _hold(self, turn: Turn | None) -> None:
-        """One holder more; a turn without any before is new here, and holds the one before it."""
-        while turn is not None:
-            turn.holders += 1
-            if turn.holders > 1:
-                return
-            self.bytes += turn.size
-            turn = turn.before
-
-    def _release(self, turn: Turn | None) -> None:
-        while turn is not None:
-            turn.holders -= 1
-            if turn.holders:
-                return
-            self.bytes -= turn.size
-            turn = turn.before
+    def _drop(self, tenant: str, response_id: str) -> None:
+        share = self._shares[tenant]
+        share.drop(response_id)
+        if not share.kept:
+            del self._shares[tenant]

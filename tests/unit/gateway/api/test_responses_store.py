@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -14,7 +17,7 @@ from alipes.gateway.routing.identity import Claim, Source
 IDLE = 50
 COUNT = 5
 LIMIT = 14 * ENTRY_BYTES
-TENANTS = ("a", "b")
+TENANTS = ("a", "b", "c")
 
 
 class Known(NamedTuple):
@@ -42,11 +45,29 @@ class StoreMachine(RuleBasedStateMachine):
         self.known[key] = self.known.pop(key)
         self.used[key] = self.now
 
-    def bytes(self) -> int:
-        turns = {turn for known in self.known.values() for turn in known.turns}
+    def count(self, tenant: str) -> int:
+        return sum(key[0] == tenant for key in self.known)
+
+    def bytes(self, tenant: str) -> int:
+        responses = [known for key, known in self.known.items() if key[0] == tenant]
+        turns = {turn for known in responses for turn in known.turns}
         texts = sum(len(asked) + len(answered) for _, asked, answered in turns)
-        bodies = sum(len(known.body) for known in self.known.values())
-        return texts + bodies + ENTRY_BYTES * (len(turns) + len(self.known))
+        bodies = sum(len(known.body) for known in responses)
+        return texts + bodies + ENTRY_BYTES * (len(turns) + len(responses))
+
+    def oldest_of_most(self, amount: Callable[[str], int]) -> tuple[str, str]:
+        """Of the tenants that have most, the response used longest ago."""
+        most = max(map(amount, TENANTS))
+        return next(key for key in self.known if amount(key[0]) == most)
+
+    def make_room(self, new: tuple[str, str]) -> None:
+        while len(self.known) > COUNT:
+            del self.known[self.oldest_of_most(self.count)]
+        while sum(map(self.bytes, TENANTS)) > LIMIT:
+            key = self.oldest_of_most(self.bytes)
+            known = self.known.pop(key)
+            if key == new and (known.turns or known.body):
+                self.known[key] = Known(b"", (), known.session)
 
     def ids(self, data: Any) -> tuple[str, str]:
         return data.draw(
@@ -59,6 +80,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def find(self, data: Any) -> None:
+        self.now += 1  # no two tenants use one at the same time: which is older is plain
         key = self.ids(data)
         found = self.store.find(*key, self.now)
         self.expire()
@@ -75,6 +97,7 @@ class StoreMachine(RuleBasedStateMachine):
     def add(self, data: Any, stored: bool, size: int) -> None:
         """A response of its own or one that continues another, which may be forgotten while the
         new one is made."""
+        self.now += 1
         key = self.ids(data)
         before = self.store.find(*key, self.now)
         self.expire()
@@ -93,10 +116,18 @@ class StoreMachine(RuleBasedStateMachine):
         whole = (*turns, (self.made, asked, answered)) if stored else ()
         self.known[new] = Known(body, whole, session)
         self.used[new] = self.now
-        while len(self.known) > COUNT or (self.bytes() > LIMIT and len(self.known) > 1):
-            del self.known[next(iter(self.known))]
-        if self.bytes() > LIMIT:
-            self.known[new] = Known(b"", (), session)
+        within = self.within_fair_share()
+        self.make_room(new)
+        assert self.known.items() >= within.items()
+
+    def within_fair_share(self) -> dict[tuple[str, str], Known]:
+        """The responses of tenants that have no more than their part of either bound."""
+        tenants = len({tenant for tenant, _ in self.known})
+        return {
+            key: known
+            for key, known in self.known.items()
+            if self.count(key[0]) * tenants <= COUNT and self.bytes(key[0]) * tenants <= LIMIT
+        }
 
     @rule(data=st.data())
     def remove(self, data: Any) -> None:
@@ -111,7 +142,12 @@ class StoreMachine(RuleBasedStateMachine):
         self.expire()
         assert self.store.find("nobody", "r0", self.now) is None
         assert len(self.store) == len(self.known) <= COUNT
-        assert self.store.bytes == self.bytes() <= LIMIT
+        assert self.store.size == sum(map(self.bytes, TENANTS)) <= LIMIT
+
+    def teardown(self) -> None:
+        self.expire()
+        for key in itertools.product(TENANTS, (f"r{i}" for i in range(self.made + 1))):
+            assert (self.store.find(*key, self.now) is not None) == (key in self.known)
 
 
 TestStore = StoreMachine.TestCase
@@ -124,7 +160,55 @@ def test_an_id_of_another_tenant_is_unknown() -> None:
     assert store.find("b", "r", 0) is None
     assert not store.remove("b", "r", 0)
     assert store.remove("a", "r", 0)
-    assert store.bytes == 0
+    assert store.size == 0
+
+
+def test_a_tenant_with_many_responses_evicts_its_own() -> None:
+    store = ResponseStore(10, 1 << 20, IDLE)
+    for i in range(5):
+        store.add("quiet", f"q{i}", Claim("s"), i)
+    for i in range(30):
+        store.add("busy", f"b{i}", Claim("s"), 10 + i)
+    assert all(store.find("quiet", f"q{i}", 40) for i in range(5))
+    assert [i for i in range(30) if store.find("busy", f"b{i}", 40)] == [25, 26, 27, 28, 29]
+
+
+def test_a_tenant_with_many_bytes_evicts_its_own() -> None:
+    store = ResponseStore(99, 21_000, IDLE)
+    for i in range(9):
+        store.add("quiet", f"q{i}", Claim("s"), i, body=b"x" * 500)
+    for i in range(4):
+        store.add("busy", f"b{i}", Claim("s"), 10 + i, body=b"x" * 5000)
+    assert all(store.find("quiet", f"q{i}", 20) for i in range(9))
+    assert [i for i in range(4) if store.find("busy", f"b{i}", 20)] == [2, 3]
+
+
+def test_content_too_large_beside_that_of_others_leaves_the_session_alone() -> None:
+    store = ResponseStore(99, 10_000, IDLE)
+    store.add("quiet", "q", Claim("s"), 0, body=b"x" * 4000)
+    store.add("busy", "old", Claim("s"), 1)
+    store.add("busy", "new", Claim("t"), 2, turn=Turn(None, b"x" * 8000, b""), body=b"x")
+    kept = store.find("busy", "new", 3)
+    assert kept is not None
+    assert (kept.claim, kept.turn, kept.body) == (Claim("t"), None, b"")
+    assert store.find("busy", "old", 3) is None
+    assert store.find("quiet", "q", 3) is not None
+
+
+def test_a_bound_below_one_entry_keeps_nothing() -> None:
+    store = ResponseStore(9, ENTRY_BYTES - 1, IDLE)
+    store.add("a", "r", Claim("s"), 0, body=b"x")
+    assert (len(store), store.size) == (0, 0)
+
+
+@pytest.mark.parametrize(("count", "limit"), [(3, 1 << 20), (99, 3 * ENTRY_BYTES)])
+def test_tenants_that_have_equally_much_make_room_by_age(count: int, limit: int) -> None:
+    store = ResponseStore(count, limit, IDLE)
+    for now, tenant in enumerate("abc"):
+        store.add(tenant, "r", Claim("s"), now)
+    store.find("a", "r", 3)
+    store.add("d", "r", Claim("s"), 4)
+    assert [tenant for tenant in "abcd" if store.find(tenant, "r", 5)] == ["a", "c", "d"]
 
 
 def test_a_conversation_is_kept_once() -> None:
@@ -133,12 +217,12 @@ def test_a_conversation_is_kept_once() -> None:
     for i in range(50):
         turn = Turn(turn, b"x" * 1000, b"")
         store.add("a", f"r{i}", Claim("s"), 0, turn=turn)
-    assert store.bytes == 50 * (1000 + 2 * ENTRY_BYTES)
+    assert store.size == 50 * (1000 + 2 * ENTRY_BYTES)
     for i in range(49):
         store.remove("a", f"r{i}", 0)
-    assert store.bytes == 50 * (1000 + ENTRY_BYTES) + ENTRY_BYTES
+    assert store.size == 50 * (1000 + ENTRY_BYTES) + ENTRY_BYTES
     store.remove("a", "r49", 0)
-    assert store.bytes == 0
+    assert store.size == 0
 
 
 def test_continuations_of_one_response_fork() -> None:
