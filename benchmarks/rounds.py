@@ -71,7 +71,7 @@ class Size:
 
 
 FULL = Size(3, Shape((5, 5), (4000, 4500), (400, 700), (20, 50)), (0.4, 0.1, 0.02), True)
-QUICK = Size(2, Shape((5, 5), (1200, 1500), (60, 120), (8, 16)), (0.1, 0.02), False)
+QUICK = Size(2, Shape((6, 6), (1200, 1400), (40, 80), (6, 12)), (0.1, 0.02), False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,6 +118,9 @@ class Serving:
             assert time.monotonic() < deadline, json.dumps(self.admin())[:4000]
             time.sleep(0.02)
 
+    def all_up(self) -> bool:
+        return all(one["status"]["why"] == "ok" for one in self.admin()["instances"])
+
     def nothing_held(self) -> bool:
         """No call, lease, block or slab is held by anything any more."""
         admin = self.admin()
@@ -166,6 +169,7 @@ def serve(
         try:
             with httpx.Client(base_url=stack.url, timeout=60, trust_env=False) as client:
                 running = Serving(stack, client)
+                running.until(running.all_up)
                 yield running
                 running.until(running.nothing_held)
             stop(stack)

@@ -47,7 +47,7 @@ def request(number: int) -> bytes:
     return head.encode() + body
 
 
-@pytest.mark.parametrize("sessions", [4_000, pytest.param(20_000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("sessions", [3_000, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_very_many_sessions_leave_the_gateway_as_it_was(serve: Any, sessions: int) -> None:
     limits = {"sessions": KEPT}
     with serve({"cold-0": {"max_running": 64}}, gateway={"limits": limits}) as serving:
