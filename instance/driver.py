@@ -43,11 +43,14 @@ Assemble = Callable[[InstanceSettings, Emit], tuple[Engine, Loop]]
 
 def assemble(settings: InstanceSettings, emit: Emit) -> tuple[Engine, Loop]:
     """The engine that the settings name, with its scheduler and loop."""
+    from alipes.instance.calibration import calibrate
     from alipes.instance.loop import EngineLoop
     from alipes.instance.scheduler.rounds import RoundScheduler
 
     engine = build_engine(settings)
     scheduler = RoundScheduler(settings, engine.reports, engine.host)
+    for trial in calibrate(engine, settings, time.monotonic_ns):
+        scheduler.learn(trial)
     return engine, EngineLoop(engine, scheduler, emit, time.monotonic_ns)
 
 

@@ -123,6 +123,7 @@ class Reason(StrEnum):
     SWITCH = "switch"
     LEAST_COST = "least-cost"
     SPILL = "spill"
+    OVERDUE = "overdue"
     NO_INSTANCE = "no-instance"
     BUSY = "busy"
     BEHIND = "behind"
@@ -132,7 +133,8 @@ class Placement(msgspec.Struct, frozen=True):
     """``lease``: the place held for the session's return was still good. ``only``: no other
     instance serves the model. ``spill``: a cheaper one had no room.
     ``switch``: the model must be made active there. ``active``: it alone has the model
-    active. ``least-cost``: several have, and it is the cheapest."""
+    active. ``least-cost``: several have, and it is the cheapest. ``overdue``: it
+    had waited a round's bound."""
 
     call_id: bytes
     instance: str

@@ -330,6 +330,7 @@ class Router:
             if answer is None:
                 candidates = self._candidates(call, now)
                 placement = self._choose(call, candidates, now)
+                placement = placement or self._overdue(call, candidates, queued.arrived, now)
                 if placement is None:
                     waited = now - queued.arrived
                     self._reserved.keep(model, candidates, self._instances, waited)
@@ -339,6 +340,12 @@ class Router:
                 answers.append(answer)
             self._waiting.remove(call.call_id)
         return answers
+
+    def _overdue(
+        self, call: CallShape, candidates: tuple[Candidate, ...], arrived: int, now: int
+    ) -> Placement | None:
+        best = self._reserved.overdue(call.model, candidates, self._instances, arrived, now)
+        return self._put(call, best, Reason.OVERDUE, candidates, now) if best is not None else None
 
     def _timed_out(self, call: CallShape, now: int) -> Reject:
         conditions = {

@@ -100,6 +100,20 @@ class LinearFit:
         self._stale = False
 
 
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """Measured seconds of one model: making it active; ``prefills`` as (tokens, seconds) of whole
+    prompts; one decode iteration of one call with ``context`` tokens; ``restores`` as (tokens,
+    seconds)."""
+
+    model: str
+    switch: float
+    prefills: tuple[tuple[int, float], ...]
+    context: int
+    decode: float
+    restores: tuple[tuple[int, float], ...]
+
+
 @dataclass(slots=True)
 class CostProfile:
     """The measured costs of one model, in seconds; see ``contract.Estimate`` for the forms.
@@ -124,6 +138,14 @@ class CostProfile:
             switch=Smoothed(report.weight_bytes / rates.copy),
             resume=Smoothed(0.0),
         )
+
+    def learn(self, trial: Trial) -> None:
+        self.switch.observe(trial.switch)
+        for tokens, seconds in trial.prefills:
+            self.prefill.observe((1.0, tokens, tokens * tokens), seconds)
+        self.decode.observe((1.0, 1.0, trial.context), trial.decode)
+        for tokens, seconds in trial.restores:
+            self.restore.observe((1.0, tokens), seconds)
 
     @property
     def activation(self) -> float:

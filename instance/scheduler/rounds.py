@@ -29,6 +29,7 @@ from alipes.instance.scheduler.host import HostKv
 from alipes.instance.scheduler.model import ModelState
 from alipes.instance.scheduler.outcome import Outcome, finished, measure, take
 from alipes.instance.scheduler.phases import Phase
+from alipes.instance.scheduler.profile import Trial
 from alipes.instance.scheduler.rotation import Rotation
 from alipes.instance.scheduler.sequence import Sequence
 from alipes.instance.scheduler.serving import Serving
@@ -65,6 +66,10 @@ class RoundScheduler:
         self._stale = False
         self._version = 0
         self._draining = False
+
+    def learn(self, trial: Trial) -> None:
+        """Take what was measured before the first call instead of the priors."""
+        self._calls.models[trial.model].profile.learn(trial)
 
     # --- calls come and go ---------------------------------------------------------------------
 
@@ -267,7 +272,9 @@ class RoundScheduler:
         progress = self._leave()
         state = self._calls.models[work.model]
         seconds = report.seconds + seconds_saving
-        state.profile.switch.observe(seconds)
+        if report.seconds or report.bytes_copied:
+            # Else the engine had it active already, as after its calibration.
+            state.profile.switch.observe(seconds)
         self._tally.switch_seconds += seconds
         self._active = ActiveModel(state, self._host, self._settings, self._tally)
         for call in state.waiting:

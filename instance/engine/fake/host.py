@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -29,7 +30,7 @@ class HostStates:
         self._parts: list[_Part | None] = [None] * slabs
         self._ticket_of: dict[int, int] = {}
         self._blocks_of: dict[int, list[int]] = {}
-        self._last = 0
+        self._last = -math.inf
 
     @property
     def busy(self) -> bool:

@@ -1,0 +1,85 @@
+"""What every model costs here, measured once before the first call.
+
+Until a model has run, all predictions for it are priors, and admission by priors may keep out the
+very calls that would correct them. So each model is made active, computes two prompts, draws a
+token and has blocks copied to the host and back, as calls would make it do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from alipes.instance.contract import InstanceSettings, ModelReport, Sampling
+from alipes.instance.engine.protocol import BlockCopy, Draw, Engine, Row
+from alipes.instance.scheduler.profile import Trial
+
+_GREEDY = Sampling(temperature=0)
+_CALL = bytes(16)
+
+
+def calibrate(
+    engine: Engine, settings: InstanceSettings, clock: Callable[[], int]
+) -> tuple[Trial, ...]:
+    """One trial for each model; ``clock`` gives nanoseconds. No copy is left under way, and what
+    the device holds afterwards belongs to no call. Raises ``EngineError`` when a model does not
+    run."""
+    calibration = _Calibration(engine, settings, clock)
+    return tuple(calibration.trial(report) for report in engine.reports)
+
+
+class _Calibration:
+    def __init__(
+        self, engine: Engine, settings: InstanceSettings, clock: Callable[[], int]
+    ) -> None:
+        self._engine = engine
+        self._block = settings.block_tokens
+        self._chunk = settings.prefill_chunk
+        self._clock = clock
+        # Below all that a scheduler gives out.
+        self._ticket = -len(engine.reports)
+
+    def trial(self, report: ModelReport) -> Trial:
+        engine = self._engine
+        switch = self._seconds(partial(engine.activate, report.name))
+        most = min(self._chunk, report.context - 1, report.kv_blocks * self._block - 1)
+        blocks = range(-(-(most + 1) // self._block))
+        prefills = []
+        for tokens in sorted({max(1, most // 4), most}):
+            step = partial(engine.step, [_row(0, tokens, blocks)])
+            prefills.append((tokens, self._seconds(step)))
+        decode = self._seconds(partial(engine.step, [_row(most, most + 1, blocks)]))
+        restores = self._restores(report, most // self._block)
+        return Trial(report.name, switch, tuple(prefills), most + 1, decode, restores)
+
+    def _restores(self, report: ModelReport, full: int) -> tuple[tuple[int, float], ...]:
+        """The first and then all ``full`` computed blocks, as far as the host has slabs."""
+        engine, host = self._engine, self._engine.host
+        slabs = -(-report.block_bytes // host.slab_bytes)
+        count = min(full, host.count // slabs)
+        copies = [
+            BlockCopy(block, tuple(range(block * slabs, (block + 1) * slabs)))
+            for block in range(count)
+        ]
+        if not copies:
+            return ()
+        engine.copy_out(self._ticket, copies)
+        self._ticket += 1
+        engine.drain()
+        return tuple(
+            (part * self._block, self._seconds(partial(engine.copy_in, copies[:part])))
+            for part in sorted({1, count})
+        )
+
+    def _seconds(self, work: Callable[[], object]) -> float:
+        begin = self._clock()
+        work()
+        return (self._clock() - begin) / 1e9
+
+
+def _row(start: int, end: int, blocks: Sequence[int]) -> Row:
+    """Positions ``start`` to ``end`` of a prompt of zeros, and a draw after them."""
+    history = np.zeros(end, dtype=np.int32)
+    return Row(_CALL, history[start:], start, blocks, Draw(_GREEDY, history, end))
