@@ -30,7 +30,7 @@ class HostStates:
         self._parts: list[_Part | None] = [None] * slabs
         self._ticket_of: dict[int, int] = {}
         self._blocks_of: dict[int, list[int]] = {}
-        self._last = -math.inf
+        self._last: float = -math.inf
 
     @property
     def busy(self) -> bool:

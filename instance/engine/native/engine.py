@@ -78,7 +78,7 @@ class NativeEngine:
             for m, planned in zip(settings.models, plan.models, strict=True)
         }
         self._host = HostPool(plan, self._device)
-        self._ticket = 0
+        self._ticket: float = -math.inf
         self._active = ""
         for name in self._models:
             self._warm(name)

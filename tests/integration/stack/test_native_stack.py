@@ -151,7 +151,7 @@ def test_64_mixed_calls_all_end_and_give_everything_back(native: Any) -> None:
         occupancy = shown["snapshot"]["occupancy"]
         assert occupancy["held"] == 0
         assert occupancy["free"] + occupancy["cached"] == occupancy["total"]
-        assert occupancy["host_used"] == 0
+        assert occupancy["host_held"] == 0
 
 
 def test_no_model_is_starved_by_a_steady_stream_of_another(native: Any) -> None:
