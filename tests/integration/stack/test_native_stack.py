@@ -190,8 +190,9 @@ def test_cached_prefix_is_reported_and_changes_nothing(native: Any) -> None:
 
 
 def test_an_instance_killed_before_the_first_token_is_not_noticed(native: Any) -> None:
-    """The cold instance is killed while calls queue there; they are placed again."""
-    old = native.instances()["cold-0"]["hello"]["incarnation"]
+    """The cold instance is stopped, and killed while calls queue there; they are placed again."""
+    hello = native.instances()["cold-0"]["hello"]
+    os.kill(hello["pid"], signal.SIGSTOP)
 
     async def main() -> list[httpx.Response]:
         async with httpx.AsyncClient(base_url=native.url, timeout=240) as client:
@@ -199,7 +200,7 @@ def test_an_instance_killed_before_the_first_token_is_not_noticed(native: Any) -
             body = {"model": "qwen3-moe", "prompt": prompt, "max_tokens": 3, "stream": True}
             calls = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in "ab"]
             await asyncio.sleep(0.2)
-            os.kill(native.instances()["cold-0"]["hello"]["pid"], signal.SIGKILL)
+            os.kill(hello["pid"], signal.SIGKILL)
             return await asyncio.gather(*calls)
 
     for answer in asyncio.run(main()):
@@ -207,5 +208,5 @@ def test_an_instance_killed_before_the_first_token_is_not_noticed(native: Any) -
         assert answer.text.rstrip().endswith("[DONE]")
         lines = [line[6:] for line in answer.text.splitlines() if line.startswith("data: {")]
         assert all("error" not in json.loads(line) for line in lines)
-    assert native.instances()["cold-0"]["hello"]["incarnation"] != old
+    assert native.instances()["cold-0"]["hello"]["incarnation"] != hello["incarnation"]
     native.until_idle()
