@@ -254,7 +254,7 @@ def claims_of(size: Size, outcomes: Mapping[Setting, Outcome]) -> list[Claim]:
 
 def fewer_opens(full: Outcome, base: Outcome) -> Claim:
     mine, theirs = full.counts["avoidable_opens"], base.counts["avoidable_opens"]
-    name = "avoidable opens at high load (issue 3; the paper: 37 to 1)"
+    name = "avoidable opens at high load (the paper: 37 to 1)"
     return Claim(name, mine, "", f"< least-pressure's {theirs}", mine < theirs)
 
 
