@@ -148,9 +148,19 @@ def chain_root(model_format: str, tenant_salt: bytes = b"", cache_salt: bytes = 
 
 def chain_key(parent: bytes, tokens: TokenIds) -> bytes:
     """The 16-byte key of a full block whose ids are ``tokens`` (int32) after ``parent``."""
-    return hashlib.blake2b(
-        np.ascontiguousarray(tokens, dtype="<i4").tobytes(), digest_size=KEY_BYTES, key=parent
-    ).digest()
+    return chain_keys(parent, tokens, len(tokens))[0]
+
+
+def chain_keys(parent: bytes, tokens: TokenIds, block_tokens: int) -> list[bytes]:
+    """The keys of all full blocks of ``tokens`` (int32) after ``parent``; a microsecond each."""
+    data = np.ascontiguousarray(tokens, dtype="<i4").tobytes()
+    size = block_tokens * 4
+    keys = []
+    for end in range(size, len(data) + 1, size):
+        block = data[end - size : end]
+        parent = hashlib.blake2b(block, digest_size=KEY_BYTES, key=parent).digest()
+        keys.append(parent)
+    return keys
 
 
 # --- to the instance ---------------------------------------------------------------------------

@@ -6,13 +6,12 @@ goes on from a known one takes over its keys as far as both agree.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
 
-from alipes.instance.contract import BLOCK_TOKENS, KEY_BYTES, TokenIds, chain_root
+from alipes.instance.contract import BLOCK_TOKENS, TokenIds, chain_keys, chain_root
 
 TOKEN_BYTES: Final = 4
 _KEY_COST: Final = 64  # a bytes object of 16 and the place in a list
@@ -51,15 +50,8 @@ class TokenPath:
         return self.tokens.nbytes + _KEY_COST * sum(map(len, self._keys.values()))
 
     def _extend(self, keys: list[bytes], root: bytes, wanted: int) -> None:
-        size = BLOCK_TOKENS * TOKEN_BYTES
-        start = len(keys)
-        rest = self.tokens[start * BLOCK_TOKENS : wanted * BLOCK_TOKENS]
-        data = rest.astype("<i4", copy=False).tobytes()
-        key = keys[-1] if keys else root
-        for at in range(0, len(data), size):
-            block = data[at : at + size]
-            key = hashlib.blake2b(block, digest_size=KEY_BYTES, key=key).digest()
-            keys.append(key)
+        rest = self.tokens[len(keys) * BLOCK_TOKENS : wanted * BLOCK_TOKENS]
+        keys.extend(chain_keys(keys[-1] if keys else root, rest, BLOCK_TOKENS))
 
 
 def common_prefix(a: TokenIds, b: TokenIds) -> int:

@@ -46,8 +46,10 @@ class BlockPool:
         self._unused = 0
         self._references = [0] * total
         self._published = bytearray(total)
-        # A cached block's entry in the eviction heap is the one with its ticket; others are old.
+        # A block is in the eviction heap at most once, with the ticket that it had then: whether it
+        # is cached, and since when, is found out when its turn seems to have come.
         self._ticket = [0] * total
+        self._queued = bytearray(total)
         self._evictable: list[tuple[tuple[int, ...], int, int]] = []
         self._cached = 0
         self._access = 0
@@ -123,17 +125,22 @@ class BlockPool:
         self._access += 1
         self._cached += 1
         self._ticket[block] = self._access
-        if len(self._evictable) > 2 * self.total:
-            self._evictable = [e for e in self._evictable if self._ticket[e[2]] == e[1]]
-            heapq.heapify(self._evictable)
-        key = self._priority(block, self._access)
-        heapq.heappush(self._evictable, (key, self._access, block))
+        if not self._queued[block]:
+            self._queue(block)
+
+    def _queue(self, block: int) -> None:
+        self._queued[block] = 1
+        ticket = self._ticket[block]
+        heapq.heappush(self._evictable, (self._priority(block, ticket), ticket, block))
 
     def _evict(self) -> int:
         while True:
             _, ticket, block = heapq.heappop(self._evictable)
+            self._queued[block] = 0
             if self._ticket[block] == ticket:
                 self._ticket[block] = 0
                 self._published[block] = 0
                 self._cached -= 1
                 return block
+            if self._ticket[block]:
+                self._queue(block)

@@ -22,9 +22,6 @@ from typing import Final
 
 from alipes.instance.memory.changes import ChangeLog, HostChange
 
-# The heap of candidates for eviction is rebuilt when most of it is old, but never for so few.
-_SLACK: Final = 64
-
 
 @dataclass(slots=True, eq=False)
 class HostBlock:
@@ -40,7 +37,7 @@ class HostBlock:
     references: int = 0
     complete: bool = False
     access: int = 0
-    queued: int = field(default=0, repr=False)
+    queued: bool = field(default=False, repr=False)
 
     @property
     def published(self) -> bool:
@@ -59,20 +56,16 @@ def least_recent(block: HostBlock) -> tuple[int, ...]:
     return (block.access,)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Kept:
     """Blocks that nobody holds and that are not to be evicted now, by ``id``."""
 
-    ids: frozenset[int]
-    slabs: int
+    ids: set[int] = field(default_factory=set)
+    slabs: int = 0
 
-    @classmethod
-    def of(cls, blocks: Iterable[HostBlock]) -> Kept:
-        kept = list(blocks)
-        return cls(frozenset(map(id, kept)), sum(len(block.slabs) for block in kept))
-
-
-NONE_KEPT: Final = Kept(frozenset(), 0)
+    def add(self, block: HostBlock) -> None:
+        self.ids.add(id(block))
+        self.slabs += len(block.slabs)
 
 
 class HostRegistry:
@@ -90,6 +83,9 @@ class HostRegistry:
         self._unused = 0
         self._held = 0
         self._clock = 0
+        self._order = 0
+        # Each block is there at most once, with the priority it had then: one that has risen since
+        # is found out when its turn seems to have come.
         self._queue: list[tuple[tuple[int, ...], int, HostBlock]] = []
         self._log = ChangeLog()
 
@@ -136,7 +132,9 @@ class HostRegistry:
         if key is not None and (revision, key) in self._keyed:
             raise ValueError(f"block {key.hex()} of {revision} is on the host already")
         self._clock += 1
-        return self._reserve(HostBlock(revision, key, parent, (), access=self._clock), slabs)
+        return self._reserve(
+            HostBlock(revision, key, parent, (), access=self._clock), slabs, Kept()
+        )
 
     def reserve_path(
         self, revision: str, parent: bytes, keys: Sequence[bytes], slabs: int
@@ -146,15 +144,17 @@ class HostRegistry:
         No part of the path is evicted for another."""
         path: list[HostBlock] = []
         new: list[int] = []
-        found = [self._keyed.get((revision, key)) for key in keys]
-        kept = Kept.of(block for block in found if block is not None and not block.held)
+        kept = Kept()
         last = self._clock = self._clock + len(keys)
-        for place, (key, known) in enumerate(zip(keys, found, strict=True)):
+        for place, key in enumerate(keys):
+            known = self._keyed.get((revision, key))
             block = known or self._reserve(HostBlock(revision, key, parent, ()), slabs, kept)
             if block is None:
                 break
             if known is None:
                 new.append(place)
+            elif not known.held:
+                kept.add(known)
             block.access = last - place
             self._enqueue(block)
             path.append(block)
@@ -223,16 +223,13 @@ class HostRegistry:
         self._enqueue(block)
 
     def _enqueue(self, block: HostBlock) -> None:
-        """Once for each access: what is queued already stays where it is."""
-        if block.held or not block.slabs or block.queued == block.access:
+        if block.queued or block.held or not block.slabs:
             return
-        block.queued = block.access
-        heapq.heappush(self._queue, (self._priority(block), block.access, block))
-        if len(self._queue) > 2 * len(self._keyed) + _SLACK:
-            self._queue = [entry for entry in self._queue if _is_current(entry[1], entry[2])]
-            heapq.heapify(self._queue)
+        block.queued = True
+        self._order += 1
+        heapq.heappush(self._queue, (self._priority(block), self._order, block))
 
-    def _reserve(self, block: HostBlock, slabs: int, kept: Kept = NONE_KEPT) -> HostBlock | None:
+    def _reserve(self, block: HostBlock, slabs: int, kept: Kept) -> HostBlock | None:
         """Give a new block its slabs; those ``kept`` are not evicted for it."""
         if slabs < 1:
             raise ValueError(f"a block has at least one slab, not {slabs}")
@@ -249,12 +246,12 @@ class HostRegistry:
     def _evict(self, kept: Kept) -> None:
         passed: list[HostBlock] = []
         while True:
-            _, access, block = heapq.heappop(self._queue)
-            if not _is_current(access, block):
-                continue
-            block.queued = 0
+            priority, _, block = heapq.heappop(self._queue)
+            block.queued = False
             if id(block) in kept.ids:
                 passed.append(block)
+            elif self._priority(block) != priority:
+                self._enqueue(block)
             elif not block.held:
                 break
         assert block.key is not None
@@ -277,10 +274,6 @@ class HostRegistry:
         for slab in block.slabs:
             heapq.heappush(self._returned, slab)
         block.slabs = ()
-
-
-def _is_current(access: int, block: HostBlock) -> bool:
-    return access == block.access and bool(block.slabs)
 
 
 def _require(

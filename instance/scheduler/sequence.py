@@ -9,9 +9,11 @@ from typing import Final
 
 import numpy as np
 
-from alipes.instance.contract import FinishReason, Submit, TokenIds, chain_key
+from alipes.instance.contract import FinishReason, Submit, TokenIds, chain_keys
 from alipes.instance.engine.protocol import Draw, Row
 from alipes.instance.memory.registry import HostBlock
+
+KEYS_AHEAD: Final = 64
 
 
 class CallState(StrEnum):
@@ -114,19 +116,21 @@ class Sequence:
     def extend_path(self, blocks: int, block_tokens: int) -> list[bytes]:
         """Keys of at least the first ``blocks`` blocks, each computed once."""
         keys = self.keys
-        for index in range(len(keys), blocks):
-            begin = index * block_tokens
+        if len(keys) < blocks:
             parent = keys[-1] if keys else self.call.root
-            keys.append(chain_key(parent, self.history[begin : begin + block_tokens]))
+            rest = self.history[len(keys) * block_tokens : blocks * block_tokens]
+            keys.extend(chain_keys(parent, rest, block_tokens))
         return keys
 
     def path(self, blocks: int, block_tokens: int, first: int = 0) -> Iterator[bytes]:
         """The keys from ``first``, before ``blocks``; those not known are computed as they are
-        read."""
-        known = len(self.keys)
-        yield from self.keys[first:blocks]
+        read, some ahead."""
+        known = min(len(self.keys), blocks)
+        yield from self.keys[first:known]
         for index in range(max(first, known), blocks):
-            yield self.extend_path(index + 1, block_tokens)[index]
+            if index >= len(self.keys):
+                self.extend_path(min(index + KEYS_AHEAD, blocks), block_tokens)
+            yield self.keys[index]
 
     def row(self, tokens: int) -> Row:
         """Compute the next ``tokens`` positions, and draw when they reach the end."""

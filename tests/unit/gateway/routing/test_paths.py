@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 
 from alipes.gateway.routing import paths
 from alipes.gateway.routing.paths import TokenPath, common_prefix
-from alipes.instance.contract import BLOCK_TOKENS, TokenIds, chain_key, chain_root
+from alipes.instance.contract import BLOCK_TOKENS, TokenIds, chain_key, chain_keys, chain_root
 
 
 def prompt(size: int, seed: int = 1) -> TokenIds:
@@ -45,19 +43,17 @@ def test_a_path_that_goes_on_takes_keys_over(shared: int) -> None:
 
 
 def test_only_new_blocks_are_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
-    hashed = []
+    hashed: list[bytes] = []
 
-    class Counting:
-        @staticmethod
-        def blake2b(data: bytes, **options: Any) -> Any:
-            hashed.append(data)
-            return blake2b(data, **options)
+    def counting(parent: bytes, tokens: TokenIds, block_tokens: int) -> list[bytes]:
+        keys = chain_keys(parent, tokens, block_tokens)
+        hashed.extend(keys)
+        return keys
 
     path = TokenPath(prompt(640), "t")
     path.keys("f")
     longer = path.followed_by(prompt(64, 2))
-    blake2b = paths.hashlib.blake2b
-    monkeypatch.setattr(paths, "hashlib", Counting)
+    monkeypatch.setattr(paths, "chain_keys", counting)
     longer.keys("f")
     longer.keys("f")
     path.keys("f")
