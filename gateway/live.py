@@ -75,6 +75,7 @@ class LiveCall:
             branch=session.branch,
             continuation=session.continuation,
             final=session.final,
+            keys=b"".join(session.path.keys(kv_format)),
         )
 
 

@@ -190,7 +190,9 @@ class Submit(Wire, frozen=True, omit_defaults=True):
     after ``max_tokens``. ``forced`` ids replace what would be drawn, where the file allows it.
     ``branch`` is the same opaque id for all calls of one context of a session, empty when it is
     not known. ``continuation`` tells that an earlier call of the branch has finished (whichever
-    instance served it), ``final`` that no further one is to be expected.
+    instance served it), ``final`` that no further one is to be expected. ``keys`` are those of all
+    full blocks of the prompt, one after another; where they are left out, or cannot be right, the
+    instance computes them.
     """
 
     call_id: bytes
@@ -205,6 +207,7 @@ class Submit(Wire, frozen=True, omit_defaults=True):
     branch: bytes = b""
     continuation: bool = False
     final: bool = False
+    keys: bytes = b""
 
 
 class Cancel(Wire, frozen=True):

@@ -15,7 +15,7 @@ from alipes.instance.scheduler.host import HostKv
 from alipes.instance.scheduler.model import ModelState
 from alipes.instance.scheduler.profile import CostProfile
 from alipes.instance.scheduler.queue import place
-from alipes.instance.scheduler.sequence import CallState, Sequence
+from alipes.instance.scheduler.sequence import CallState, Sequence, given_keys
 from alipes.instance.scheduler.slot import NANOSECONDS
 from alipes.instance.scheduler.tally import Tally
 
@@ -73,6 +73,7 @@ class CallTable:
         order = place(now, call.priority, level, self.taken)
         self.taken += 1
         sequence = Sequence.of(call, now, order)
+        sequence.keys = given_keys(call, self._settings.block_tokens)
         self._calls[call.call_id] = sequence
         state = self.models[call.model]
         if not state.has_work:

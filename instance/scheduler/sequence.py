@@ -9,11 +9,24 @@ from typing import Final
 
 import numpy as np
 
-from alipes.instance.contract import FinishReason, Submit, TokenIds, chain_keys
+from alipes.instance.contract import KEY_BYTES, FinishReason, Submit, TokenIds, chain_keys
 from alipes.instance.engine.protocol import Draw, Row
 from alipes.instance.memory.registry import HostBlock
 
 KEYS_AHEAD: Final = 64
+
+
+def given_keys(call: Submit, block_tokens: int) -> list[bytes]:
+    """The block keys that came with a call; [] unless there is one for each full block and the last
+    follows from the one before."""
+    tokens = np.frombuffer(call.tokens, dtype="<i4")
+    full = len(tokens) // block_tokens
+    keys = [call.keys[at : at + KEY_BYTES] for at in range(0, len(call.keys), KEY_BYTES)]
+    if not full or len(call.keys) != full * KEY_BYTES:
+        return []
+    before = keys[-2] if full > 1 else call.root
+    last = tokens[(full - 1) * block_tokens : full * block_tokens]
+    return keys if chain_keys(before, last, block_tokens) == keys[-1:] else []
 
 
 class CallState(StrEnum):

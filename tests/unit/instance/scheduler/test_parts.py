@@ -13,13 +13,14 @@ from alipes.instance.contract import (
     Pool,
     Submit,
     Targets,
+    chain_keys,
 )
 from alipes.instance.scheduler import phases
 from alipes.instance.scheduler.admission import invalid
 from alipes.instance.scheduler.phases import Phase
 from alipes.instance.scheduler.profile import CostProfile, LinearFit
 from alipes.instance.scheduler.queue import WaitingQueue, place
-from alipes.instance.scheduler.sequence import MOVES, CallState, Sequence
+from alipes.instance.scheduler.sequence import MOVES, CallState, Sequence, given_keys
 
 REPORT = ModelReport(
     "m", "m", context=100, vocab_size=10, weight_bytes=1, block_bytes=1, kv_blocks=20
@@ -185,3 +186,17 @@ def test_an_estimate_carries_the_coefficients() -> None:
     prior = CostProfile.prior(REPORT, "cuda:1", 4).estimate()
     assert prior.switch < estimate.switch
     assert 0 < prior.restore_token < CostProfile.prior(REPORT, "cpu", 4).estimate().restore_token
+
+
+@pytest.mark.parametrize("blocks", [1, 3])
+def test_keys_that_come_with_a_call_are_taken_only_where_they_can_be_right(blocks: int) -> None:
+    tokens = np.arange(blocks * 4 + 2, dtype="<i4")
+    keys = chain_keys(bytes(16), tokens, 4)
+
+    def given(joined: bytes) -> list[bytes]:
+        call = Submit(bytes(16), "m", bytes(16), tokens.tobytes(), 1, keys=joined)
+        return given_keys(call, 4)
+
+    assert given(b"".join(keys)) == keys
+    assert given(b"") == given(b"".join(keys[:-1])) == given(b"".join(keys) + b"x") == []
+    assert given(b"".join([*keys[:-1], bytes(16)])) == []
