@@ -75,6 +75,11 @@ class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tpot: float = 0.5
     gamma: float = 0.8
 
+    @property
+    def round_bound(self) -> float:
+        """Seconds that a round may last (Talaria Eq. 5)."""
+        return self.gamma * self.ttft
+
 
 class Pool(StrEnum):
     HOT = "hot"

@@ -54,7 +54,7 @@ def check(
         return Why.FULL
     if not _memory_fits(hello, model, before, after, output):
         return Why.MEMORY
-    if round_length > hello.targets.gamma * hello.targets.ttft:
+    if round_length > hello.targets.round_bound:
         return Why.ROUND
     return Why.OK
 

@@ -193,7 +193,7 @@ def _other_turns(scene: _Scene, work: float) -> float:
         unseen = max(0, scene.before[model].waiting_tokens - shown)
         cost = scene.costs[model]
         wait += prefill_seconds(cost, unseen, scene.hello.prefill_chunk)
-    bound = scene.hello.targets.gamma * scene.hello.targets.ttft
+    bound = scene.hello.targets.round_bound
     length = min(scene.round.length, bound)
     return wait + (_slots(scene, work) - 1) * length
 

@@ -94,7 +94,7 @@ def predict_round(
         return Round(inf, 0.0)
     alone = working == [active]
     switches = 0.0 if alone else sum(costs[m].switch for m in working)
-    budget = targets.gamma * targets.ttft * (1 - share) - switches - held
+    budget = targets.round_bound * (1 - share) - switches - held
     prefill = sum(_counted_prefill(costs[m], loads[m], chunk, budget) for m in working)
     return Round((switches + held + prefill) / (1 - share), budget)
 

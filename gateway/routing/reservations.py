@@ -74,4 +74,4 @@ class Reservations:
 def _bound(instance: InstanceState) -> float:
     """Nanoseconds that a round there may last (Eq. 5); infinite where it has not told."""
     hello = instance.hello
-    return inf if hello is None else hello.targets.gamma * hello.targets.ttft * SECOND
+    return inf if hello is None else hello.targets.round_bound * SECOND

@@ -53,7 +53,7 @@ def plan_round(demands: Sequence[Demand], targets: Targets, switch_share: float)
     else its part of what protected decode leaves, a chunk at least; the round is lengthened, up
     to its bound, until switches take no more than ``switch_share`` of it, and decode has what is
     left over."""
-    bound = targets.gamma * targets.ttft
+    bound = targets.round_bound
     switches = sum(d.switch for d in demands)
     steps = [d.decode_step for d in demands]
     wanted = sum(d.prefill for d in demands)

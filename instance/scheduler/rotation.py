@@ -88,7 +88,7 @@ class Rotation:
         if not others:
             return math.inf
         following = min(others, key=lambda other: other.turn)
-        bound = self._settings.targets.gamma * self._settings.targets.ttft
+        bound = self._settings.targets.round_bound
         passed = (slot.opened - following.since) / NANOSECONDS
         return bound - passed - following.profile.activation
 
