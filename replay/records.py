@@ -7,11 +7,31 @@ from pathlib import Path
 import msgspec
 
 
-class CallRecord(msgspec.Struct, frozen=True):
+class Parts(msgspec.Struct, frozen=True):
+    """Where the seconds of a call went; they add up to its latency from the intended enqueue.
+    ``admission``: before the client could send it; ``queue``: at the gateway; ``slot``: at its
+    instance, waiting for the model's turn or for room; ``switch``: model changes it sat through;
+    ``restore``: KV copied from the host; ``recompute``: prefill of tokens that an earlier call of
+    its branch had computed; ``prefill``: of the others; ``decode``: from the first token to the
+    last, less what is among the above."""
+
+    admission: float = 0.0
+    queue: float = 0.0
+    slot: float = 0.0
+    switch: float = 0.0
+    restore: float = 0.0
+    recompute: float = 0.0
+    prefill: float = 0.0
+    decode: float = 0.0
+
+
+class CallRecord(msgspec.Struct, frozen=True, omit_defaults=True):
     """One call as it went. Instants are seconds since the replay began: ``intended`` is the
     instant at which the closed loop wanted to send it, and ``ttft`` counts from there.
     Token numbers are the endpoint's own, None where it did not say. ``output`` is a digest of
-    the text, so that two runs can be compared. ``error`` is empty for a call that succeeded."""
+    the text, so that two runs can be compared. ``error`` is empty for a call that succeeded.
+    ``phase`` is the slot phase that took the call in. ``returning`` tells that an earlier call of
+    its branch had finished; ``warmup`` that no figure counts it."""
 
     session: str
     request_id: str
@@ -32,6 +52,12 @@ class CallRecord(msgspec.Struct, frozen=True):
     placement: str = ""
     output: str = ""
     error: str = ""
+    branch: str = "main"
+    restored_tokens: int | None = None
+    phase: str = ""
+    returning: bool = False
+    warmup: bool = False
+    parts: Parts | None = None
 
 
 class PlannedTotals(msgspec.Struct, frozen=True):

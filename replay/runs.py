@@ -1,0 +1,168 @@
+"""A run on disk: one folder, whatever made it, a live replay or the simulator.
+
+``run.json`` says what ran; ``calls.jsonl`` has a ``CallRecord`` a line, and where the run could see
+inside instances ``switches.jsonl``, ``rounds.jsonl`` and ``memory.jsonl`` a record a line each.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Final, TypeVar
+
+import msgspec
+
+from alipes.replay.records import CallRecord
+
+FORM: Final = 1
+RUN_FILE: Final = "run.json"
+CALLS_FILE: Final = "calls.jsonl"
+SWITCHES_FILE: Final = "switches.jsonl"
+ROUNDS_FILE: Final = "rounds.jsonl"
+MEMORY_FILE: Final = "memory.jsonl"
+
+T = TypeVar("T")
+
+
+class RunInfo(msgspec.Struct, frozen=True):
+    """What ran. Runs of the same ``scenario`` and sessions are compared by ``configuration``;
+    ``kind`` is live or simulated. ``hardware`` names a profile or a machine. ``bound`` has, by
+    session, the seconds that it takes at least, where that is known. ``counters`` are totals of
+    the cluster; ``published`` is what a paper says of this configuration, by the figure's name.
+    ``complete`` is false for an interrupted run."""
+
+    scenario: str
+    configuration: str
+    kind: str
+    hardware: str = ""
+    trace: str = ""
+    seed: int = 0
+    seconds: float = 0.0
+    complete: bool = True
+    settings: dict[str, str] = {}
+    counters: dict[str, float] = {}
+    bound: dict[str, float] = {}
+    published: dict[str, float] = {}
+    published_source: str = ""
+    form: int = FORM
+
+
+class SwitchRecord(msgspec.Struct, frozen=True):
+    """One model switch: ``path`` is h2d, partial, d2d or remap; ``at`` is its begin in seconds
+    since the run began."""
+
+    instance: str
+    at: float
+    model: str
+    path: str
+    seconds: float
+    h2d_bytes: int = 0
+    d2d_bytes: int = 0
+
+
+class RoundRecord(msgspec.Struct, frozen=True):
+    """One round of one instance: seconds of it by what the instance did (see ``Parts`` for the
+    words); ``idle`` and ``linger`` are those in which it did nothing."""
+
+    instance: str
+    index: int
+    at: float
+    seconds: float
+    prefill: float = 0.0
+    decode: float = 0.0
+    switch: float = 0.0
+    restore: float = 0.0
+    linger: float = 0.0
+    idle: float = 0.0
+    sp_admitted: int = 0
+    sp_parked: int = 0
+
+    @property
+    def active(self) -> float:
+        return self.prefill + self.decode + self.restore
+
+
+class MemoryRecord(msgspec.Struct, frozen=True):
+    """Device and host bytes of one instance at ``at`` seconds, all devices of it together."""
+
+    instance: str
+    at: float
+    weights: int
+    kv: int
+    staged: int
+    runtime: int
+    capacity: int
+    host_kv: int = 0
+
+
+class RunError(Exception):
+    """A folder holds no readable run; one line says which file, what is wrong and what to do."""
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A whole run as reports see it; ``folder`` is where it lies."""
+
+    folder: str
+    info: RunInfo
+    calls: tuple[CallRecord, ...]
+    switches: tuple[SwitchRecord, ...] = ()
+    rounds: tuple[RoundRecord, ...] = ()
+    memory: tuple[MemoryRecord, ...] = ()
+
+    @property
+    def counted(self) -> tuple[CallRecord, ...]:
+        """The calls that figures count: warm-up left out."""
+        return tuple(call for call in self.calls if not call.warmup)
+
+
+def write_run(folder: Path, run: Run) -> None:
+    """Write a finished run; what the files held is dropped."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / RUN_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(run.info)) + b"\n")
+    files = {
+        CALLS_FILE: run.calls,
+        SWITCHES_FILE: run.switches,
+        ROUNDS_FILE: run.rounds,
+        MEMORY_FILE: run.memory,
+    }
+    for name, records in files.items():
+        if records or name == CALLS_FILE:
+            (folder / name).write_bytes(msgspec.json.Encoder().encode_lines(records))
+
+
+def read_run(folder: Path) -> Run:
+    """Raises ``RunError``."""
+    return Run(
+        str(folder),
+        _decode(folder / RUN_FILE, _bytes(folder / RUN_FILE), RunInfo),
+        _lines(folder / CALLS_FILE, CallRecord, required=True),
+        _lines(folder / SWITCHES_FILE, SwitchRecord),
+        _lines(folder / ROUNDS_FILE, RoundRecord),
+        _lines(folder / MEMORY_FILE, MemoryRecord),
+    )
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RunError(
+            f"{path}: {error.strerror}; give a folder that `alipes replay` or"
+            " `alipes simulate` wrote"
+        ) from None
+
+
+def _decode(path: Path, data: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise RunError(f"{path}: {error}; write the run anew") from None
+
+
+def _lines(path: Path, kind: type[T], required: bool = False) -> tuple[T, ...]:
+    if not required and not path.exists():
+        return ()
+    decoder = msgspec.json.Decoder(kind)
+    try:
+        return tuple(decoder.decode_lines(_bytes(path)))
+    except msgspec.DecodeError as error:
+        raise RunError(f"{path}: {error}; write the run anew") from None
