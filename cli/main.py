@@ -10,6 +10,7 @@ from alipes.cli.instances import drain, instance
 from alipes.cli.models import models
 from alipes.cli.replay import replay
 from alipes.cli.serve import serve
+from alipes.cli.trace import trace
 
 app = typer.Typer(
     help="Serve many language models to agents from a few shared instances.",
@@ -24,6 +25,7 @@ app.command()(instance)
 app.command()(drain)
 app.command()(replay)
 app.add_typer(models, name="models")
+app.add_typer(trace, name="trace")
 
 
 def main() -> None:
