@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from dataclasses import dataclass, field
 
 from alipes.instance.contract import Drawn, Finished, FinishReason
@@ -16,21 +17,39 @@ from alipes.instance.scheduler.work import Run
 
 @dataclass(slots=True)
 class Outcome:
-    """``short`` tells that a call has no block for its next position."""
+    """``short`` tells that a call has no block for its next position; ``tokens`` counts what was
+    drawn, stop ids included."""
 
+    tokens: int = 0
     drawn: list[Drawn] = field(default_factory=list)
     ended: list[tuple[Sequence, FinishReason]] = field(default_factory=list)
     short: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """A decode run goes on for ``steps`` iterations at most, and no further than the first that
+    ends at or after ``limit`` (ns) once ``owed`` have been made."""
+
+    steps: int
+    owed: int
+    limit: int | None
+
+
 def measure(
-    run: Run, calls: list[Sequence], slot: Slot, profile: CostProfile, seconds: float
+    run: Run,
+    calls: list[Sequence],
+    slot: Slot,
+    profile: CostProfile,
+    seconds: float,
+    steps: int = 1,
 ) -> None:
-    """Charge the iteration to the slot and learn from it; ``calls`` are as they were before."""
+    """Charge ``steps`` iterations, which took ``seconds`` in all, to the slot and learn from
+    them; ``calls`` are as they were before."""
     if run.phase in phases.DECODE:
-        slot.paid += 1
-        context = sum(call.length for call in calls)
-        profile.decode.observe((1.0, len(calls), context), seconds)
+        slot.paid += steps
+        context = sum(call.length for call in calls) + len(calls) * (steps - 1) / 2
+        profile.decode.observe((1.0, len(calls), context), seconds / steps)
         return
     slot.prefill_runs += 1
     slot.prefill_spent += seconds
@@ -55,6 +74,7 @@ def take(
         if result is None or result.call_id != call.call.call_id:
             raise RuntimeError(f"the engine drew nothing for call {call.call.call_id.hex()}")
         reason = call.append(result.token, now)
+        outcome.tokens += 1
         if reason is not FinishReason.STOP:
             drawn = Drawn(result.call_id, result.token, result.logprob, result.top)
             outcome.drawn.append(drawn)
@@ -64,6 +84,42 @@ def take(
         if call.state is CallState.PREFILL:
             call.move(CallState.DECODE)
         if not space.grow(call, call.length):
+            outcome.short = True
+    return outcome
+
+
+def horizon(run: Run, calls: list[Sequence], slot: Slot, space: KvSpace) -> Horizon:
+    """How far the decode run may go before something must be decided."""
+    steps = min(run.max_steps, *(call.remaining for call in calls))
+    available = space.pool.available
+    held = sum(len(call.blocks) for call in calls)
+
+    def fits(count: int) -> bool:
+        return sum(space.blocks_for(call.length + count) for call in calls) - held <= available
+
+    if not fits(steps):
+        # The first iteration after which a call has no block for its next position.
+        steps = 1 + bisect.bisect_left(range(1, steps), True, key=lambda n: not fits(n))
+    return Horizon(steps, slot.owed, slot.limit)
+
+
+def advance(calls: list[Sequence], steps: int, space: KvSpace, now: int) -> Outcome:
+    """Move decoding calls on by ``steps`` tokens each, which are forced."""
+    outcome = Outcome(tokens=steps * len(calls))
+    for call in calls:
+        begin = call.generated
+        drawn = call.forced[begin : begin + steps]
+        if len(drawn) < steps or call.pending != 1:
+            raise ValueError(
+                f"call {call.call.call_id.hex()} cannot go {steps} tokens on at once:"
+                f" {len(drawn)} of them are forced"
+            )
+        call.history[call.length : call.length + steps] = drawn
+        call.length += steps
+        call.computed += steps
+        if call.remaining == 0:
+            outcome.ended.append((call, FinishReason.LENGTH))
+        elif not space.grow(call, call.length):
             outcome.short = True
     return outcome
 

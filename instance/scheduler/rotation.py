@@ -44,6 +44,11 @@ class Rotation:
             self._at_risk = False
         return min(ready, key=lambda state: state.turn)
 
+    def following(self, state: ModelState | None, ready: list[ModelState]) -> str | None:
+        """The model to be served after ``state``."""
+        others = [other for other in ready if other is not state]
+        return min(others, key=lambda other: other.turn).name if others else None
+
     def open(self, state: ModelState, ready: list[ModelState], now: int) -> Slot:
         """Begin the model's slot with its share of the round."""
         waited = (now - state.since) / NANOSECONDS if state.decoding else 0.0

@@ -14,7 +14,6 @@ from alipes.instance.contract import (
     Failed,
     FailureClass,
     Finished,
-    FinishReason,
     InstanceSettings,
     ModelReport,
     Occupancy,
@@ -27,7 +26,15 @@ from alipes.instance.scheduler.active import ActiveModel
 from alipes.instance.scheduler.calls import CallTable
 from alipes.instance.scheduler.host import HostKv
 from alipes.instance.scheduler.model import ModelState
-from alipes.instance.scheduler.outcome import Outcome, finished, measure, take
+from alipes.instance.scheduler.outcome import (
+    Horizon,
+    Outcome,
+    advance,
+    finished,
+    horizon,
+    measure,
+    take,
+)
 from alipes.instance.scheduler.phases import Phase
 from alipes.instance.scheduler.profile import Trial
 from alipes.instance.scheduler.rotation import Rotation
@@ -193,9 +200,31 @@ class RoundScheduler:
             raise RuntimeError("an iteration was reported while no slot is open")
         slot, active = self._serving.slot, self._serving.active
         calls = [self._calls[call_id] for call_id in run.call_ids]
-        decoding = run.phase in phases.DECODE
         measure(run, calls, slot, active.state.profile, seconds)
-        outcome = take(run, calls, sampled, active.space, now)
+        return self._led_to(run, calls, take(run, calls, sampled, active.space, now), now)
+
+    def horizon(self, run: Run) -> Horizon:
+        """How much of a decode run needs no further thought, unless a message comes."""
+        if self._serving is None:
+            raise RuntimeError("a run was asked about while no slot is open")
+        calls = [self._calls[call_id] for call_id in run.call_ids]
+        return horizon(run, calls, self._serving.slot, self._serving.active.space)
+
+    def advanced(self, run: Run, steps: int, seconds: float, now: int) -> Progress:
+        """As ``stepped`` for ``steps`` iterations at once, all within the run's ``horizon``, of
+        calls whose tokens are forced; ``seconds`` in all. Nothing is told of single tokens."""
+        if self._serving is None:
+            raise RuntimeError("iterations were reported while no slot is open")
+        slot, active = self._serving.slot, self._serving.active
+        calls = [self._calls[call_id] for call_id in run.call_ids]
+        measure(run, calls, slot, active.state.profile, seconds, steps)
+        return self._led_to(run, calls, advance(calls, steps, active.space, now), now)
+
+    def _led_to(self, run: Run, calls: list[Sequence], outcome: Outcome, now: int) -> Progress:
+        """Publish, end and count what iterations of ``run`` did to its calls."""
+        assert self._serving is not None
+        slot, active = self._serving.slot, self._serving.active
+        decoding = run.phase in phases.DECODE
         # Growing may have evicted, publishing comes after it, and only then do blocks go back.
         stored = active.space.publish_all(calls)
         size = self._settings.block_tokens
@@ -239,8 +268,7 @@ class RoundScheduler:
 
     def _count(self, run: Run, outcome: Outcome, decoding: bool) -> None:
         self._tally.finished += len(outcome.ended)
-        self._tally.decode_tokens += len(outcome.drawn)
-        self._tally.decode_tokens += sum(r is FinishReason.STOP for _, r in outcome.ended)
+        self._tally.decode_tokens += outcome.tokens
         if not decoding:
             self._tally.prefill_tokens += sum(run.chunks)
             self._stale = True
@@ -321,6 +349,11 @@ class RoundScheduler:
             slot.prefill_spent += seconds
         self._stale = True
         return self._progress(stored=stored)
+
+    def upcoming(self) -> str | None:
+        """The model whose turn is next if nothing changes; None where no other has work."""
+        active = self._active.state if self._active is not None else None
+        return self._rotation.following(active, self._calls.ready())
 
     # --- what it looks like --------------------------------------------------------------------
 
