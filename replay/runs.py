@@ -26,8 +26,9 @@ T = TypeVar("T")
 class RunInfo(msgspec.Struct, frozen=True):
     """What ran. Runs of the same ``scenario`` and sessions are compared by ``configuration``;
     ``kind`` is live or simulated. ``hardware`` names a profile or a machine. ``bound`` has, by
-    session, the seconds that it takes at least, where that is known. ``counters`` are totals of
-    the cluster; ``published`` is what a paper says of this configuration, by the figure's name.
+    session, the seconds that it takes at least, where that is known; ``planned`` how many of its
+    calls were to count, so that a session which an interruption cut short is not taken for a whole
+    one. ``counters`` are totals of the cluster; ``published`` is what a paper says of this configuration, by the figure's name.
     ``complete`` is false for an interrupted run."""
 
     scenario: str
@@ -41,6 +42,7 @@ class RunInfo(msgspec.Struct, frozen=True):
     settings: dict[str, str] = {}
     counters: dict[str, float] = {}
     bound: dict[str, float] = {}
+    planned: dict[str, int] = {}
     published: dict[str, float] = {}
     published_source: str = ""
     form: int = FORM
