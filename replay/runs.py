@@ -28,7 +28,8 @@ class RunInfo(msgspec.Struct, frozen=True):
     ``kind`` is live or simulated. ``hardware`` names a profile or a machine. ``bound`` has, by
     session, the seconds that it takes at least, where that is known; ``planned`` how many of its
     calls were to count, so that a session which an interruption cut short is not taken for a whole
-    one. ``counters`` are totals of the cluster; ``published`` is what a paper says of this configuration, by the figure's name.
+    one. ``counters`` are totals of the cluster; ``published`` is what a paper says of this
+    configuration, by the figure's name.
     ``complete`` is false for an interrupted run."""
 
     scenario: str
