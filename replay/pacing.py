@@ -3,7 +3,7 @@
 The live runner and the simulator drive this same class. Times are nanoseconds of the caller's
 clock. A session's calls are due as recorded relative to each other: a call one gap after its
 branch's previous one ended, a sub-agent's first one after the call that spawned it, a joining one
-after the branches that it waits for. A call that fails ends its session: nothing further is sent.
+after the last of what it waits for. A call that fails ends its session: nothing further is sent.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from alipes.replay.traces.form import Branch, Call, Session, Wait
+from alipes.replay.progress import Place, Progress, SessionError, check
+from alipes.replay.traces.form import Call, Session
 
 NANOSECONDS: Final = 1_000_000_000
 
@@ -25,15 +26,21 @@ NANOSECONDS: Final = 1_000_000_000
 class PacingSettings:
     """Closed loop: ``concurrency`` sessions at a time (0: all at once), each finished one replaced
     by the next. Open loop: sessions arrive at ``rate`` a second (Poisson, by ``seed``), or when
-    they were recorded to (``recorded``); ``concurrency`` is then the admission limit, and an
-    arrival beyond it waits, which its first call's delay shows. ``gap_cap`` seconds at most are
-    kept of a gap; None keeps all."""
+    they were recorded to (``recorded``), the first of them at once; ``concurrency`` is then the
+    admission limit, and an arrival beyond it waits, which its first call's delay shows.
+    ``gap_cap`` seconds at most are kept of a gap; None keeps all. Raises ValueError."""
 
     concurrency: int = 0
     rate: float = 0.0
     recorded: bool = False
     seed: int = 1
     gap_cap: float | None = 10.0
+
+    def __post_init__(self) -> None:
+        if self.concurrency < 0 or self.rate < 0 or self.seed < 0 or (self.gap_cap or 0.0) < 0:
+            raise ValueError("concurrency, rate, seed and gap cap of a replay cannot be negative")
+        if self.recorded and self.rate:
+            raise ValueError("sessions arrive as recorded or at a rate, not both")
 
     @property
     def open_loop(self) -> bool:
@@ -43,7 +50,7 @@ class PacingSettings:
 @dataclass(frozen=True, slots=True, order=True)
 class Send:
     """Send call ``index`` of branch number ``branch`` of session number ``session``; it was due
-    at ``intended``. With ``last`` no other call of its session is left."""
+    at ``intended``. After the ``last`` one no other call of its session is sent."""
 
     intended: int
     session: int
@@ -53,38 +60,46 @@ class Send:
 
 
 @dataclass(slots=True)
-class _Progress:
-    """A session under way; ``ended`` counts the calls of each branch that have ended."""
+class _Running:
+    """A session under way; ``unsent`` counts its calls that were not sent yet."""
 
     session: Session
     arrived: int
-    ended: list[int]
-    left: int
+    progress: Progress
+    unsent: int
     flying: int = 0
     failed: bool = False
-    joining: list[tuple[int, int, int]] = field(default_factory=list)
 
     @property
     def over(self) -> bool:
-        return self.flying == 0 and (self.failed or self.left == 0)
+        return self.flying == 0 and (self.failed or not self.progress.left)
 
 
 class Pacing:
-    """``due`` gives what to send now, ``ended`` takes what came of it. Deterministic."""
+    """``due`` gives what to send now, ``ended`` takes what came of it; instants never go back.
+    Deterministic. A call costs O(log n) of the calls that are due, and what is kept of a session
+    beyond its arrival is kept only while it is under way."""
 
     def __init__(self, sessions: Sequence[Session], settings: PacingSettings, now: int) -> None:
+        """Raises ``SessionError`` for a session that could never come to its end, or that is to
+        start as recorded and has no start."""
+        for session in sessions:
+            check(session)
         self._sessions = tuple(sessions)
         self._settings = settings
-        self._arrivals: deque[tuple[int, int]] = deque(self._arrive(now))
-        self._under_way: dict[int, _Progress] = {}
+        self._arrivals = deque(self._arrive(now))
+        # The instants at which the places that are free came free; an unlimited loop has enough.
+        places = min(settings.concurrency or len(self._sessions), len(self._sessions))
+        self._places = deque([now] * places)
+        self._running: dict[int, _Running] = {}
         self._due: list[tuple[int, int, int, int]] = []
-        self._flying: set[tuple[int, int, int]] = set()
+        self._flying: set[tuple[int, Place]] = set()
 
     def _arrive(self, now: int) -> list[tuple[int, int]]:
-        """(time, session number) of every arrival, in order."""
+        """(instant, session number) of every arrival, in order."""
         count = len(self._sessions)
         if self._settings.recorded:
-            starts = [session.start or 0.0 for session in self._sessions]
+            starts = _recorded(self._sessions)
         elif self._settings.rate > 0:
             generator = np.random.default_rng(self._settings.seed)
             starts = np.cumsum(generator.exponential(1 / self._settings.rate, count)).tolist()
@@ -94,99 +109,91 @@ class Pacing:
 
     @property
     def done(self) -> bool:
-        return not self._arrivals and not self._under_way
+        return not self._arrivals and not self._running
 
     def next_wakeup(self) -> int | None:
         """When the next call is due if nothing ends before; None while all wait for answers."""
+        self._drop_failed()
         times = [self._due[0][0]] if self._due else []
-        if self._arrivals and self._room:
-            times.append(self._arrivals[0][0])
+        if self._arrivals and self._places:
+            times.append(max(self._arrivals[0][0], self._places[0]))
         return min(times, default=None)
 
     def arrived(self, session: int) -> int:
-        """When a session under way arrived."""
-        return self._under_way[session].arrived
+        """When a session under way arrived. Raises KeyError for another."""
+        return self._running[session].arrived
 
     def due(self, now: int) -> tuple[Send, ...]:
         """Calls to send now, in the order in which they became due."""
-        while self._arrivals and self._room and self._arrivals[0][0] <= now:
-            self._begin(*self._arrivals.popleft(), now)
+        while self._arrivals and self._places and self._arrivals[0][0] <= now:
+            self._begin(*self._arrivals.popleft(), self._places.popleft())
         sends = []
+        self._drop_failed()
         while self._due and self._due[0][0] <= now:
-            intended, number, branch, index = heapq.heappop(self._due)
-            progress = self._under_way[number]
-            if progress.failed:
-                continue
-            progress.flying += 1
-            self._flying.add((number, branch, index))
-            sends.append(Send(intended, number, branch, index, progress.left == 1))
+            sends.append(self._send(*heapq.heappop(self._due)))
+            self._drop_failed()
         return tuple(sends)
 
     def ended(self, send: Send, succeeded: bool, now: int) -> None:
         """A sent call is over. Raises ValueError for one that was not in flight."""
-        place = (send.session, send.branch, send.index)
-        if place not in self._flying:
-            raise ValueError(f"call {send.index} of session {send.session} is not in flight")
-        self._flying.remove(place)
-        progress = self._under_way[send.session]
-        progress.flying -= 1
-        progress.left -= 1
-        progress.ended[send.branch] += 1
-        progress.failed |= not succeeded
-        if not progress.failed:
-            self._follow(send, progress, now)
-        if progress.over:
-            del self._under_way[send.session]
+        flight = (send.session, (send.branch, send.index))
+        if flight not in self._flying:
+            raise ValueError(
+                f"call {send.index} of branch {send.branch} of session {send.session}"
+                " is not in flight"
+            )
+        self._flying.remove(flight)
+        running = self._running[send.session]
+        running.flying -= 1
+        running.failed |= not succeeded
+        if not running.failed:
+            for branch, index in running.progress.end(send.branch, send.index):
+                self._add(running, now, send.session, branch, index)
+        if running.over:
+            del self._running[send.session]
+            self._places.append(now)
 
-    @property
-    def _room(self) -> bool:
-        limit = self._settings.concurrency
-        return limit == 0 or len(self._under_way) < limit
-
-    def _begin(self, arrival: int, number: int, now: int) -> None:
+    def _begin(self, arrival: int, number: int, free: int) -> None:
         # In a closed loop the place that came free is what the session waited for.
-        arrived = arrival if self._settings.open_loop else max(arrival, now)
+        arrived = arrival if self._settings.open_loop else max(arrival, free)
         session = self._sessions[number]
-        self._under_way[number] = _Progress(
-            session, arrived, [0] * len(session.branches), session.calls
-        )
-        first = session.branches[0].calls[0]
-        self._add(arrived + self._gap(first), number, 0, 0)
+        running = _Running(session, arrived, Progress(session), session.calls)
+        self._running[number] = running
+        self._add(running, arrived, number, 0, 0)
 
-    def _add(self, intended: int, number: int, branch: int, index: int) -> None:
-        heapq.heappush(self._due, (intended, number, branch, index))
+    def _add(self, running: _Running, since: int, number: int, branch: int, index: int) -> None:
+        gap = self._gap(running.session.branches[branch].calls[index])
+        heapq.heappush(self._due, (since + gap, number, branch, index))
+
+    def _send(self, intended: int, number: int, branch: int, index: int) -> Send:
+        running = self._running[number]
+        running.unsent -= 1
+        running.flying += 1
+        self._flying.add((number, (branch, index)))
+        return Send(intended, number, branch, index, not running.unsent)
+
+    def _drop_failed(self) -> None:
+        """What stands first is to be sent: no call of a session that failed."""
+        while self._due:
+            running = self._running.get(self._due[0][1])
+            if running is not None and not running.failed:
+                return
+            heapq.heappop(self._due)
 
     def _gap(self, call: Call) -> int:
         cap = self._settings.gap_cap
         return round((call.gap if cap is None else min(call.gap, cap)) * NANOSECONDS)
 
-    def _follow(self, send: Send, progress: _Progress, now: int) -> None:
-        """What becomes due by the end of this call."""
-        branches = progress.session.branches
-        branch = branches[send.branch]
-        for number, other in enumerate(branches):
-            if other.parent == branch.name and other.spawned_by == send.index and number:
-                self._add(now + self._gap(other.calls[0]), send.session, number, 0)
-        if send.index + 1 < len(branch.calls):
-            progress.joining.append((now, send.branch, send.index + 1))
-        self._release(send.session, progress, now)
 
-    def _release(self, number: int, progress: _Progress, now: int) -> None:
-        """Next calls whose branches have all finished."""
-        kept = []
-        for ready, branch, index in progress.joining:
-            call = progress.session.branches[branch].calls[index]
-            if call.wait is Wait.BRANCH and not self._joined(progress, call):
-                kept.append((ready, branch, index))
-                continue
-            self._add(now + self._gap(call), number, branch, index)
-        progress.joining = kept
-
-    @staticmethod
-    def _joined(progress: _Progress, call: Call) -> bool:
-        branches: Sequence[Branch] = progress.session.branches
-        return all(
-            progress.ended[i] == len(other.calls)
-            for i, other in enumerate(branches)
-            if other.name in call.joins
-        )
+def _recorded(sessions: Sequence[Session]) -> list[float]:
+    """Seconds after the earliest start at which each session starts."""
+    starts = []
+    for session in sessions:
+        if session.start is None:
+            raise SessionError(
+                f"session {session.id}: has no recorded start; replay it with a rate or a number"
+                " of sessions at a time"
+            )
+        starts.append(session.start)
+    first = min(starts, default=0.0)
+    return [start - first for start in starts]
