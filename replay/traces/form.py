@@ -37,7 +37,7 @@ class Wait(StrEnum):
     BRANCH = "branch"
 
 
-class Turn(msgspec.Struct, frozen=True):
+class Turn(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The text of a call: the first ``kept`` messages of its branch (of prompts and replies so
     far), then those ``added``; ``reply`` is what the model answered."""
 
@@ -46,7 +46,7 @@ class Turn(msgspec.Struct, frozen=True):
     reply: Message
 
 
-class Call(msgspec.Struct, frozen=True, omit_defaults=True):
+class Call(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """``prompt`` tokens, of which the first ``kept`` are those of the branch's context, or for
     the first call of a branch of its parent's after the spawning call; the rest are ``added``.
     ``output`` tokens were drawn. The call is due ``gap`` seconds after what it waited for ended:
@@ -63,16 +63,18 @@ class Call(msgspec.Struct, frozen=True, omit_defaults=True):
     turn: Turn | None = None
 
 
-class Branch(msgspec.Struct, frozen=True, omit_defaults=True):
-    """One context. All but the main branch were spawned by call ``spawned_by`` of ``parent``."""
+class Branch(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
+    """One context. All but the main branch were spawned by call ``spawned_by`` of ``parent``,
+    which comes before them. ``model`` is empty where it is the session's."""
 
     name: str
     calls: tuple[Call, ...]
     parent: str = ""
     spawned_by: int = -1
+    model: str = ""
 
 
-class Session(msgspec.Struct, frozen=True, omit_defaults=True):
+class Session(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fields=True):
     """One user task; the first branch is the main one. ``start`` (s from the recording's begin)
     is when it arrived, None where that is unknown. ``model`` may be empty: the replay says."""
 
