@@ -119,6 +119,10 @@ class Pacing:
             times.append(max(self._arrivals[0][0], self._places[0]))
         return min(times, default=None)
 
+    def running(self, session: int) -> bool:
+        """Whether a session is under way."""
+        return session in self._running
+
     def arrived(self, session: int) -> int:
         """When a session under way arrived. Raises KeyError for another."""
         return self._running[session].arrived

@@ -13,7 +13,15 @@ LAYERS = ("cli", "replay", "gateway", "planner", "instance", "kernels")
 
 # What a layer may import of the layers below it, where that is not everything.
 ALLOWED = {
-    "replay": ("alipes.gateway.routing", "alipes.planner", "alipes.instance.scheduler"),
+    "replay": (
+        "alipes.gateway.routing",
+        "alipes.gateway.strict",
+        "alipes.planner",
+        "alipes.instance.contract",
+        "alipes.instance.engine.protocol",
+        "alipes.instance.memory",
+        "alipes.instance.scheduler",
+    ),
     "gateway": ("alipes.planner", "alipes.instance.contract"),
     "planner": ("alipes.instance.contract",),
 }
@@ -30,9 +38,17 @@ SANS_IO = (
     "instance/memory/prefix.py",
     "instance/memory/plan.py",
     "instance/memory/specs.py",
+    "instance/memory/staging.py",
     "replay/closed_loop.py",
+    "replay/pacing.py",
     "replay/plan.py",
+    "replay/sim/clock.py",
+    "replay/sim/cluster.py",
+    "replay/sim/copier.py",
+    "replay/sim/instance.py",
+    "replay/sim/timeline.py",
     "replay/shorten.py",
+    "replay/sim",
     "replay/stats.py",
     "replay/stream.py",
 )

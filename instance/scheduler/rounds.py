@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from alipes.instance.contract import (
     BlocksStored,
+    Counters,
     Failed,
     FailureClass,
     Finished,
@@ -365,19 +366,18 @@ class RoundScheduler:
     def snapshot(self, now: int) -> Snapshot:
         """The state for the gateway; every one has a higher version."""
         self._version += 1
-        evicted = self._host.registry.evicted
         slot = self._serving.slot if self._serving is not None else None
         return Snapshot(
             version=self._version,
-            active_model=self._active.state.name if self._active is not None else "",
+            active_model=self.active_model,
             phase=self._phase,
             round_remaining=self._rotation.remaining(self._calls.ready(), slot, now),
             round_length=self._rotation.plan.length,
             draining=self._draining,
             loads={state.name: state.load() for state in self._calls.models.values()},
             estimates={s.name: s.profile.estimate() for s in self._calls.models.values()},
-            occupancy=self._occupancy(),
-            counters=self._tally.counters(len(self._calls), self._host.checkpointed, evicted),
+            occupancy=self.occupancy(),
+            counters=self.counters(),
             last_call=self._calls.last_submitted,
         )
 
@@ -385,7 +385,32 @@ class RoundScheduler:
     def _phase(self) -> Phase:
         return self._serving.phase if self._serving is not None else self._between
 
-    def _occupancy(self) -> Occupancy:
+    @property
+    def active_model(self) -> str:
+        """Empty before the first switch."""
+        return self._active.state.name if self._active is not None else ""
+
+    @property
+    def device_rows(self) -> int:
+        """Block rows from the lowest that calls or prefixes of the active model may be in."""
+        return self._active.space.pool.highest + 1 if self._active is not None else 0
+
+    def context(self, run: Run) -> int:
+        """Tokens of all calls of the run, the one to be computed next included."""
+        return sum(self._calls[call_id].length for call_id in run.call_ids)
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds have begun."""
+        return self._tally.rounds
+
+    def counters(self) -> Counters:
+        return self._tally.counters(
+            len(self._calls), self._host.checkpointed, self._host.registry.evicted
+        )
+
+    def occupancy(self) -> Occupancy:
+        """Device blocks of the active model, none without one, and host bytes."""
         registry, slab = self._host.registry, self._host.slab_bytes
         host = (registry.used * slab, registry.total * slab, registry.held * slab)
         if self._active is None:

@@ -1,8 +1,24 @@
-"""What an instance's work takes on some hardware: data with a source for every number."""
+"""What an instance's work takes on some hardware: data with a source for every number.
+
+Profiles are the files in ``data``; whoever has measured a machine gives a path instead.
+"""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Final
+
 import msgspec
+
+from alipes.gateway.strict import FieldError, convert, nearest, read_yaml
+
+PROFILES: Final = Path(__file__).parent / "data"
+
+
+class HardwareError(Exception):
+    """A profile cannot be used; one line says which file and field, what is wrong, what to do."""
 
 
 class Quantity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -16,10 +32,16 @@ class Quantity(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     high: float = 0.0
 
 
+NOTHING: Final = Quantity(0.0)
+"""What a profile leaves out: it costs nothing."""
+
+
 class ModelCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One model on this hardware. Bytes are those of all devices of the instance together; seconds
     have the forms of ``contract.Estimate``. ``prefill_cold`` seconds are added once to a call
-    whose prompt finds nothing cached."""
+    whose prompt finds nothing cached. On the host a token's KV takes ``kv_host_token_bytes``, where
+    0 stands for ``kv_token_bytes``: ranks that all hold the same KV need one copy there. ``layers``
+    are those whose KV is stored by blocks."""
 
     weight_bytes: Quantity
     kv_token_bytes: Quantity
@@ -29,8 +51,10 @@ class ModelCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decode_base: Quantity
     decode_call: Quantity
     decode_context: Quantity
-    prefill_cold: Quantity = Quantity(0.0)
+    prefill_cold: Quantity = NOTHING
+    kv_host_token_bytes: Quantity = NOTHING
     context: int = 262_144
+    layers: int = 1
 
 
 class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -44,18 +68,29 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Fixed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds that come with every such piece of work, whatever its size."""
+    """Seconds that come with every such piece of work, whatever its size. ``role`` is a change
+    between prefill and decode in place, without what it waits for running calls."""
 
     switch: Quantity
     restore: Quantity
     relaunch: Quantity
+    fetch: Quantity = NOTHING
+    role: Quantity = NOTHING
+
+
+class ServiceTargets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What the published runs were to meet, see ``contract.Targets``: seconds, and a margin."""
+
+    ttft: Quantity
+    tpot: Quantity
+    gamma: Quantity
 
 
 class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An instance's hardware and what the models take on it. Bytes are of the whole instance:
-    ``runtime_bytes`` of the device are neither weights nor KV, ``reserved_kv_bytes`` are kept for
-    KV when staged weights are placed. ``staging_share`` is the part of the host-to-device rate
-    that staging gets while a model serves."""
+    ``runtime_bytes`` of the device are neither weights nor KV; ``host_bytes`` are for KV, beside
+    the host copy of every model's weights. ``staging_share`` is the part of the host-to-device
+    rate that staging gets while a model serves, in pieces of ``staging_chunk`` bytes."""
 
     name: str
     about: str
@@ -69,3 +104,88 @@ class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill_chunk: int
     max_running: int
     block_tokens: int = 64
+    staging_chunk: int = 64 << 20
+    targets: ServiceTargets | None = None
+
+
+def profiles() -> tuple[str, ...]:
+    """Names that ``load_hardware`` knows."""
+    return tuple(sorted(path.stem for path in PROFILES.glob("*.yaml")))
+
+
+def load_hardware(name_or_path: str | Path) -> Hardware:
+    """The profile of this name, or of this YAML file. Raises ``HardwareError``."""
+    path = Path(name_or_path)
+    if path.suffix not in (".yaml", ".yml", ".json"):
+        path = PROFILES / f"{name_or_path}.yaml"
+        if str(name_or_path) not in profiles():
+            hint = nearest(str(name_or_path), list(profiles()))
+            raise HardwareError(f"no hardware profile {name_or_path}; {hint}, or give a .yaml file")
+    try:
+        hardware = convert(read_yaml(path, "`models` and `rates`", _REMEDY), Hardware, "")
+        _check(hardware)
+    except FieldError as error:
+        raise HardwareError(f"{path}: {error}") from None
+    return hardware
+
+
+def quantities(part: object, path: str = "") -> Iterator[tuple[str, Quantity]]:
+    """Every number of a profile with its dotted name, in the order of the fields."""
+    if isinstance(part, Quantity):
+        yield path, part
+        return
+    inner: Iterable[tuple[str, object]] = ()
+    if isinstance(part, msgspec.Struct):
+        inner = ((name, getattr(part, name)) for name in part.__struct_fields__)
+    elif isinstance(part, dict):
+        inner = part.items()
+    for name, value in inner:
+        yield from quantities(value, f"{path}.{name}" if path else name)
+
+
+def _check(hardware: Hardware) -> None:
+    for path, quantity in quantities(hardware):
+        _check_quantity(path, quantity)
+    for name in ("prefill_chunk", "max_running", "block_tokens", "staging_chunk"):
+        if getattr(hardware, name) < 1:
+            raise FieldError(name, "must be at least 1")
+    for name, rate in quantities(hardware.rates, "rates"):
+        if rate.value <= 0:
+            raise FieldError(name, "must be above 0")
+    if hardware.staging_share.value > 1:
+        raise FieldError("staging_share", "is a part of the rate; write at most 1")
+    if not hardware.models:
+        raise FieldError("models", "is empty; add a model")
+    for name, model in hardware.models.items():
+        _check_model(f"models.{name}", model, hardware)
+
+
+def _check_quantity(path: str, quantity: Quantity) -> None:
+    numbers = (quantity.value, quantity.low, quantity.high)
+    if not all(math.isfinite(number) and number >= 0 for number in numbers):
+        raise FieldError(path, "must be finite and not negative")
+    if quantity == NOTHING:
+        return
+    if not (quantity.source.strip() or quantity.assumed.strip()):
+        raise FieldError(path, "has no source; name one, or say in `assumed` why this number")
+    if quantity.low > quantity.value or 0 < quantity.high < quantity.value:
+        raise FieldError(path, "value must lie between low and high")
+
+
+def _check_model(path: str, model: ModelCosts, hardware: Hardware) -> None:
+    for name in ("weight_bytes", "kv_token_bytes", "decode_base"):
+        if getattr(model, name).value <= 0:
+            raise FieldError(f"{path}.{name}", "must be above 0")
+    for name in ("context", "layers"):
+        if getattr(model, name) < 1:
+            raise FieldError(f"{path}.{name}", "must be at least 1")
+    if model.kv_host_token_bytes.value > model.kv_token_bytes.value:
+        raise FieldError(f"{path}.kv_host_token_bytes", "must not exceed kv_token_bytes")
+    needed = model.weight_bytes.value + hardware.runtime_bytes.value
+    room = hardware.device_bytes.value - needed
+    if room < model.kv_token_bytes.value * hardware.prefill_chunk:
+        raise FieldError(
+            f"{path}.weight_bytes",
+            f"leaves {max(room, 0):,.0f} of {hardware.device_bytes.value:,.0f} device bytes for KV,"
+            " less than one prefill chunk; lower it or raise device_bytes",
+        )

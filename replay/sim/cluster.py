@@ -1,0 +1,408 @@
+"""A whole cluster on a virtual clock: clients, the gateway's router and sessions, instances.
+
+Router, session table, pacing and schedulers are the live classes. Messages take no time but
+``gateway_ns`` for the gateway's share of a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from msgspec.structs import replace
+
+from alipes.gateway.routing.decision import CallShape, Completion, Placement, Reject, Wait
+from alipes.gateway.routing.identity import Claim, Source
+from alipes.gateway.routing.router import Router
+from alipes.gateway.routing.sessions import SessionCall, SessionTable
+from alipes.instance.contract import (
+    BlocksRemoved,
+    BlocksStored,
+    Failed,
+    Finished,
+    FromInstance,
+    Hello,
+    Snapshot,
+    Started,
+    Submit,
+    TokenIds,
+    chain_root,
+)
+from alipes.replay.pacing import Pacing, Send
+from alipes.replay.records import CallRecord
+from alipes.replay.sim.clock import Clock, Rank
+from alipes.replay.sim.instance import SNAPSHOT_NS, SimulatedInstance, latency_parts
+from alipes.replay.sim.timeline import Latency, parts_of
+from alipes.replay.traces.content import Content, Vocabulary
+from alipes.replay.traces.form import Branch, Call, Session
+
+TENANT: Final = "simulated"
+
+
+@dataclass(slots=True)
+class _Context:
+    """A session's content: by branch what its last call left, by (branch, call) what a sub-agent
+    may go on from."""
+
+    content: Content
+    last: dict[str, TokenIds] = field(default_factory=dict)
+    forks: dict[tuple[str, int], TokenIds] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Live:
+    """One call between its client's send and its end."""
+
+    send: Send
+    branch: Branch
+    call: Call
+    model: str
+    prompt: TokenIds
+    reply: TokenIds
+    session: SessionCall
+    call_id: bytes
+    sent: int
+    returning: bool
+    placed: int = 0
+    instance: str = ""
+    placement: str = ""
+
+
+class Cluster:
+    """Runs sessions to their end. ``models`` says which each session uses."""
+
+    def __init__(
+        self,
+        sessions: Sequence[Session],
+        pacing: Pacing,
+        router: Router,
+        table: SessionTable,
+        vocabulary: Vocabulary,
+        gateway_ns: int,
+        warmup: int,
+    ) -> None:
+        self.records: list[CallRecord] = []
+        self.router = router
+        self._sessions = sessions
+        self._pacing = pacing
+        self._table = table
+        self._vocabulary = vocabulary
+        self._gateway_ns = gateway_ns
+        self._warmup = warmup
+        self._instances: dict[str, SimulatedInstance] = {}
+        self._formats: dict[tuple[str, str], str] = {}
+        self._contexts: dict[int, _Context] = {}
+        self._live: dict[bytes, _Live] = {}
+        self._last_id = 0
+        self._queued: set[bytes] = set()
+        self._stirred = False
+        self._looked = 0
+
+    def start(self, hellos: Mapping[str, tuple[SimulatedInstance, Hello]]) -> None:
+        """All instances connect and tell their state."""
+        self._instances = {name: instance for name, (instance, _) in hellos.items()}
+        gateway = _Gateway(self)
+        actors = [(Rank.INSTANCE, instance) for instance in self._instances.values()]
+        self.clock = Clock([*actors, (Rank.GATEWAY, gateway), (Rank.CLIENT, _Clients(self))])
+        self._numbers = {name: place for place, name in enumerate(self._instances)}
+        for name, (instance, hello) in hellos.items():
+            self.router.connected(hello, 0)
+            self._formats.update(((name, m.name), m.kv_format) for m in hello.models)
+            instance.refresh(0)
+        self._stir()
+
+    def run(self) -> None:
+        """Until the last session has ended. Raises ``SimulationError``."""
+        while not self._pacing.done:
+            if not self.clock.step():
+                raise self.clock.error(f"{len(self._live)} calls wait and nothing will happen")
+        if self._live:
+            raise self.clock.error(f"{len(self._live)} calls were left when all sessions were over")
+        for name, instance in self._instances.items():
+            instance.finish(self.clock.now)
+            if not instance.scheduler.idle:
+                raise self.clock.error(f"instance {name} still has calls after the last session")
+
+    # --- clients ---------------------------------------------------------------------------------
+
+    def wakeup_of_clients(self) -> int | None:
+        return self._pacing.next_wakeup()
+
+    def send_due(self, now: int) -> None:
+        for send in self._pacing.due(now):
+            self._send(send, now)
+        self._stir()
+
+    def _send(self, send: Send, now: int) -> None:
+        session = self._sessions[send.session]
+        branch = session.branches[send.branch]
+        call = branch.calls[send.index]
+        context = self._context(send, session)
+        prompt = context.content.prompt(call, self._before(context, branch, send.index))
+        claim = Claim(session.id, _named(branch), _parent(branch, session), send.last, Source.OWN)
+        model = branch.model or session.model
+        begun = self._table.begin(TENANT, model, claim, prompt, len(prompt), now)
+        self._last_id += 1
+        live = _Live(
+            send=send,
+            branch=branch,
+            call=call,
+            model=model,
+            prompt=prompt,
+            reply=context.content.reply(branch.name, send.index, call.output),
+            session=begun,
+            call_id=self._last_id.to_bytes(16, "big"),
+            sent=now,
+            returning=begun.continuation and send.index > 0,
+        )
+        self._live[live.call_id] = live
+        self.clock.note("send", session.id, branch.name, send.index)
+        for gone in self._table.gone(now):
+            self.router.forget(gone)
+        self._refresh(model, now)
+        self._apply(live, self.router.place(self._shape(live), now), now)
+
+    def _context(self, send: Send, session: Session) -> _Context:
+        if send.session not in self._contexts:
+            self._contexts[send.session] = _Context(Content(session.id, self._vocabulary))
+        return self._contexts[send.session]
+
+    def _before(self, context: _Context, branch: Branch, index: int) -> TokenIds:
+        if index:
+            return context.last[branch.name]
+        return context.forks.get((branch.parent, branch.spawned_by), _NOTHING)
+
+    def _shape(self, live: _Live) -> CallShape:
+        return CallShape(
+            call_id=live.call_id,
+            model=live.model,
+            tenant=TENANT,
+            prompt_tokens=len(live.prompt),
+            max_tokens=live.call.output,
+            branch=live.session.branch,
+            known_tokens=live.session.known_tokens,
+            final=live.session.final,
+            path=live.session.path,
+        )
+
+    # --- the gateway -----------------------------------------------------------------------------
+
+    def wakeup_of_gateway(self) -> int | None:
+        """After anything that may let a queued call go, and to hear of states while one waits."""
+        now = self.clock.now
+        if not self._queued:
+            return None
+        wakeup = now if self._stirred else self._looked + SNAPSHOT_NS
+        due = self.router.next_wakeup(now)
+        return max(now, wakeup if due is None else min(wakeup, due))
+
+    def retry(self, now: int) -> None:
+        """Queued calls that can go, go."""
+        self._stirred, self._looked = False, now
+        for model in dict.fromkeys(self._live[call_id].model for call_id in self._queued):
+            self._refresh(model, now)
+        for outcome in self.router.retry(now):
+            self._apply(self._live[outcome.call_id], outcome, now)
+        self._stirred = False
+        self._moved()
+
+    def _refresh(self, model: str, now: int) -> None:
+        """Instances are alive, and their state is as fresh as it is live."""
+        for name, instance in self._instances.items():
+            if (name, model) in self._formats:
+                instance.refresh(now)
+                self.router.beat(name, now)
+
+    def _apply(self, live: _Live, outcome: Placement | Wait | Reject, now: int) -> None:
+        if isinstance(outcome, Wait):
+            self._queued.add(live.call_id)
+            self._looked = now
+            return
+        self._queued.discard(live.call_id)
+        if isinstance(outcome, Reject):
+            self._fail(live, outcome.reason, now)
+            return
+        live.placed, live.instance = now, outcome.instance
+        live.placement = outcome.reason.value
+        self.clock.note("place", live.call_id.hex()[-6:], live.instance, live.placement)
+        self._instances[outcome.instance].deliver(self._submit(live), now)
+        self.clock.moved(self._numbers[outcome.instance])
+
+    def _submit(self, live: _Live) -> Submit:
+        kv_format = self._formats[live.instance, live.model]
+        session = live.session
+        return Submit(
+            call_id=live.call_id,
+            model=live.model,
+            root=chain_root(kv_format, TENANT.encode()),
+            tokens=live.prompt.tobytes(),
+            max_tokens=live.call.output,
+            forced=live.reply.tobytes(),
+            branch=session.branch,
+            continuation=session.continuation,
+            final=session.final,
+            keys=b"".join(session.path.keys(kv_format)),
+        )
+
+    # --- what instances say ----------------------------------------------------------------------
+
+    def message(self, name: str, body: FromInstance) -> None:
+        """An instance says something, now."""
+        now = self.clock.now
+        match body:
+            case BlocksStored():
+                self.router.stored(name, body)
+            case BlocksRemoved():
+                self.router.removed(name, body)
+            case Snapshot():
+                self.router.beat(name, now)
+                self.router.updated(name, body, now)
+                self._stir()
+            case Started():
+                self.router.started(body.call_id, now)
+            case Finished():
+                self._finished(self._live[body.call_id], body, now)
+            case Failed():
+                live = self._live[body.call_id]
+                self._instances[name].timeline.calls.pop(body.call_id, None)
+                self._fail(live, body.reason, now)
+
+    def _finished(self, live: _Live, finished: Finished, now: int) -> None:
+        self.clock.note("finished", live.call_id.hex()[-6:], live.instance)
+        completion = Completion(finished.completion_tokens, finished.prefix, finished.prefix_tokens)
+        self.router.complete(live.call_id, now, completion)
+        self._table.finished(
+            live.session,
+            live.instance,
+            live.reply,
+            finished.cached_tokens,
+            finished.prefix_tokens,
+            now,
+        )
+        self._remember(live)
+        self.records.append(self._record(live, finished, now + self._gateway_ns))
+        self._end(live, True, now + self._gateway_ns)
+
+    def _fail(self, live: _Live, reason: str, now: int) -> None:
+        self.router.released(live.call_id, now)
+        self._table.failed(live.session, now)
+        self.records.append(replace(self._common(live, now), error=reason))
+        self._end(live, False, now)
+
+    def _end(self, live: _Live, succeeded: bool, now: int) -> None:
+        del self._live[live.call_id]
+        self._pacing.ended(live.send, succeeded, now)
+        if not self._pacing.running(live.send.session):
+            self._contexts.pop(live.send.session, None)
+        self._stir()
+
+    def _remember(self, live: _Live) -> None:
+        """What the call leaves for the next one of its branch, and for those it spawned."""
+        context = self._contexts[live.send.session]
+        left = np.concatenate((live.prompt, live.reply))
+        context.last[live.branch.name] = left
+        for other in self._sessions[live.send.session].branches[1:]:
+            if (other.parent, other.spawned_by) == (live.branch.name, live.send.index):
+                context.forks[live.branch.name, live.send.index] = left
+                break
+
+    def _stir(self) -> None:
+        """Gateway and clients may have another wake-up."""
+        self._stirred = True
+        self._moved()
+
+    def _moved(self) -> None:
+        count = len(self._instances)
+        self.clock.moved(count)
+        self.clock.moved(count + 1)
+
+    # --- records ---------------------------------------------------------------------------------
+
+    def _common(self, live: _Live, now: int) -> CallRecord:
+        session, send = self._sessions[live.send.session], live.send
+        return CallRecord(
+            session=session.id,
+            request_id=f"{session.id}.{live.branch.name}.{send.index}",
+            model=live.model,
+            index=send.index,
+            gap=live.call.gap,
+            intended=send.intended / 1e9,
+            sent=live.sent / 1e9,
+            finished=now / 1e9,
+            expected_tokens=live.call.output,
+            instance=live.instance,
+            placement=live.placement,
+            branch=live.branch.name,
+            returning=live.returning,
+            warmup=send.session < self._warmup,
+        )
+
+    def _record(self, live: _Live, finished: Finished, now: int) -> CallRecord:
+        times = self._instances[live.instance].timeline.ended(live.call_id)
+        prefill, computed = latency_parts(finished)
+        recomputed = max(0, min(live.session.known_tokens - finished.cached_tokens, computed))
+        first = now if times.first_token is None else times.first_token + self._gateway_ns
+        drawn = finished.completion_tokens
+        latency = Latency(
+            live.send.intended,
+            live.sent,
+            live.placed + self._gateway_ns,
+            now,
+            prefill,
+            computed,
+            recomputed,
+        )
+        return replace(
+            self._common(live, now),
+            ttft=(first - live.send.intended) / 1e9,
+            tpot=(now - first) / 1e9 / (drawn - 1) if drawn > 1 else None,
+            prompt_tokens=finished.prompt_tokens,
+            cached_tokens=finished.cached_tokens,
+            completion_tokens=drawn,
+            finish_reason=finished.reason.value,
+            restored_tokens=finished.restored_tokens,
+            phase=times.phase,
+            parts=parts_of(latency, times),
+        )
+
+
+class _Gateway:
+    """The router's own wake-ups."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    @property
+    def wakeup(self) -> int | None:
+        return self._cluster.wakeup_of_gateway()
+
+    def act(self, now: int) -> None:
+        self._cluster.retry(now)
+
+
+class _Clients:
+    """Calls that become due."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    @property
+    def wakeup(self) -> int | None:
+        return self._cluster.wakeup_of_clients()
+
+    def act(self, now: int) -> None:
+        self._cluster.send_due(now)
+
+
+_NOTHING: Final = np.empty(0, np.int32)
+
+
+def _named(branch: Branch) -> str:
+    """The main branch has no name of its own in a session."""
+    return branch.name if branch.parent else ""
+
+
+def _parent(branch: Branch, session: Session) -> str:
+    return "" if branch.parent == session.branches[0].name else branch.parent

@@ -1,0 +1,432 @@
+"""An instance on a virtual clock: ``instance/loop.py`` over cost models in place of an engine.
+
+The scheduler is the live one, and so is the order in which it is asked and told: a message that
+comes during an iteration is seen at its end, copies are reported between iterations, a state is
+told four times a second at most. Only, a decode run is one event: it is cut where a message comes
+or a copy ends, and reported as a whole.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from alipes.instance.contract import (
+    SNAPSHOT_SECONDS,
+    Cancel,
+    Finished,
+    FromInstance,
+    Submit,
+)
+from alipes.instance.engine.protocol import Sampled, SwitchReport
+from alipes.instance.scheduler import phases
+from alipes.instance.scheduler.rounds import RoundScheduler
+from alipes.instance.scheduler.work import Checkpoint, Linger, Progress, Restore, Run, Switch
+from alipes.replay.runs import MemoryRecord, SwitchRecord
+from alipes.replay.sim.copier import Copier
+from alipes.replay.sim.timeline import Activity, Timeline
+
+SNAPSHOT_NS: Final = int(SNAPSHOT_SECONDS * 1e9)
+
+Emit = Callable[[str, FromInstance], None]
+
+
+class Costs(Protocol):
+    """What the work of one model takes, in ns."""
+
+    cold: int
+
+    def prefill(self, rows: list[tuple[int, int]]) -> int:
+        """One iteration over rows of (new tokens, start position)."""
+        ...
+
+    def decode(self, calls: int, context: int, steps: int) -> int:
+        """So many iterations of calls with ``context`` tokens before the first."""
+        ...
+
+    def restore(self, tokens: int) -> int: ...
+
+    def checkpoint(self, tokens: int) -> int: ...
+
+
+class Weights(Protocol):
+    """How models come onto the device."""
+
+    def serving(self, following: str | None, begin: int, end: int, rows: int) -> None:
+        """From ``begin`` to ``end`` (ns) the active model served in the lowest ``rows`` block
+        rows, and ``following`` is to be next."""
+        ...
+
+    def switch(self, model: str, now: int) -> tuple[int, SwitchRecord]:
+        """Make ``model`` active: how long it takes (ns), and what it was."""
+        ...
+
+    @property
+    def staged_bytes(self) -> int: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Device bytes of an instance: its models' weights and blocks, what else is there."""
+
+    capacity: int
+    runtime: int
+    weights: dict[str, int]
+    block_bytes: dict[str, int]
+
+
+@dataclass(slots=True)
+class _Stretch:
+    """Decode iterations under way since ``begin``, to be reported together at ``end``."""
+
+    run: Run
+    begin: int
+    context: int
+    steps: int
+    end: int
+    left: int
+
+
+class SimulatedInstance:
+    """An ``Actor``. ``emit`` gets what the instance says, at the time at which it says it."""
+
+    def __init__(
+        self,
+        name: str,
+        scheduler: RoundScheduler,
+        costs: dict[str, Costs],
+        weights: Weights,
+        memory: Memory,
+        block_tokens: int,
+        emit: Emit,
+    ) -> None:
+        self.name = name
+        self.scheduler = scheduler
+        self.timeline = Timeline(name)
+        self.wakeup: int | None = None
+        self._costs = costs
+        self._weights = weights
+        self._memory = memory
+        self._block_tokens = block_tokens
+        self._emit = emit
+        self._inbox: deque[Submit | Cancel] = deque()
+        self._copier = Copier()
+        self._stretch: _Stretch | None = None
+        self._work: Switch | Restore | Run | None = None
+        self._rows: list[tuple[bytes, int, int, int | None]] = []
+        self._switch: SwitchRecord | None = None
+        self._saving = 0
+        self._begin = 0
+        self._resting: Activity = Activity.IDLE
+        self._told = -SNAPSHOT_NS
+        self._round = 0
+
+    # --- messages --------------------------------------------------------------------------------
+
+    def deliver(self, message: Submit | Cancel, now: int) -> None:
+        """A message arrives; it is taken in when the work under way comes to an end."""
+        if isinstance(message, Submit):
+            busy = now - self._begin if self._work is not None else 0
+            switching = busy if isinstance(self._work, Switch) else 0
+            restoring = busy if isinstance(self._work, Restore) else 0
+            self.timeline.sent(message.call_id, now, switching, restoring)
+        self._inbox.append(message)
+        if self._stretch is not None:
+            self._cut(now)
+        elif self._work is None:
+            self.wakeup = now
+
+    def refresh(self, now: int) -> None:
+        """Tell the state as of ``now`` unless it was told a moment ago."""
+        if now - self._told >= SNAPSHOT_NS:
+            self._settle(now)
+            self._tell_snapshot(now)
+
+    # --- the clock -------------------------------------------------------------------------------
+
+    def act(self, now: int) -> None:
+        """Complete what ends now and begin what is next."""
+        self.wakeup = None
+        if self._stretch is not None:
+            self._settle(now)
+        elif self._work is not None:
+            self._complete(now)
+        self._report_copies(now)
+        if self._stretch is not None:
+            self._go_on(now)
+        if self._stretch is None and self._work is None:
+            self._decide(now)
+
+    def _decide(self, now: int) -> None:
+        """Take messages in and begin the next piece of work."""
+        if self._begin < now:
+            self.timeline.add(self._resting, now - self._begin)
+        self._resting, self._begin = Activity.IDLE, now
+        while self._inbox:
+            self._take(self._inbox.popleft(), now)
+        self._report_copies(now)
+        work = self.scheduler.next(now)
+        self._watch_round(now)
+        match work:
+            case None:
+                self.wakeup = self._copier.next_end
+                self._tell_snapshot(now)
+            case Linger(until=until):
+                ends = self._copier.next_end
+                self.wakeup = max(now + 1, until if ends is None else min(until, ends))
+                self._resting = Activity.LINGER
+                self._tell_snapshot(now)
+            case Run():
+                self._run(work, now)
+            case Switch():
+                self._start_switch(work, now)
+            case Restore():
+                self._work = work
+                costs = self._costs[self.scheduler.active_model]
+                self.wakeup = now + costs.restore(work.tokens)
+
+    def _take(self, message: Submit | Cancel, now: int) -> None:
+        if isinstance(message, Submit):
+            failed = self.scheduler.submit(message, now)
+            if failed is not None:
+                self._emit(self.name, failed)
+            return
+        progress = self.scheduler.cancel(message.call_id, now)
+        if progress is not None:
+            self._tell(progress, now)
+
+    # --- runs ------------------------------------------------------------------------------------
+
+    def _run(self, run: Run, now: int) -> None:
+        for started in run.started:
+            times = self.timeline.calls[started.call_id]
+            times.started, times.phase = now, started.phase
+            times.cached_tokens = started.cached_tokens
+            times.restored_tokens = started.restored_tokens
+            times.cold = started.cached_tokens == 0
+            self._emit(self.name, started)
+        if run.phase in phases.DECODE:
+            self._stretch = _Stretch(run, now, self.scheduler.context(run), 0, now, run.max_steps)
+            self._go_on(now)
+            return
+        costs = self._costs[run.model]
+        rows = self.scheduler.rows(run)
+        cold = any(self._take_cold(call_id) for call_id in run.call_ids)
+        duration = costs.prefill([(len(row.tokens), row.start) for row in rows])
+        self._work, self.wakeup = run, now + duration + (costs.cold if cold else 0)
+
+    def _take_cold(self, call_id: bytes) -> bool:
+        times = self.timeline.calls[call_id]
+        cold, times.cold = times.cold, False
+        return cold
+
+    def _go_on(self, now: int) -> None:
+        """Plan the stretch as far as nothing is to be decided and no copy ends."""
+        stretch = self._stretch
+        assert stretch is not None
+        horizon = self.scheduler.horizon(stretch.run)
+        stretch.steps = min(horizon.steps, stretch.left)
+        if horizon.limit is not None:
+            within = self._steps_until(stretch, horizon.limit)
+            stretch.steps = min(stretch.steps, max(within, horizon.owed, 1))
+        stretch.end = stretch.begin + self._decoding(stretch, stretch.steps)
+        ends = self._copier.next_end
+        self.wakeup = stretch.end if ends is None else min(stretch.end, max(ends, now + 1))
+
+    def _cut(self, now: int) -> None:
+        """A message came: the iteration under way is the last."""
+        self._settle(now)
+        stretch = self._stretch
+        if stretch is None:
+            self.wakeup = now
+            return
+        stretch.steps = 1
+        stretch.end = stretch.begin + self._decoding(stretch, 1)
+        self.wakeup = stretch.end
+
+    def _settle(self, now: int) -> None:
+        """Report the iterations that have ended by ``now``; what is left of the stretch begins
+        with the one under way."""
+        stretch = self._stretch
+        if stretch is None:
+            return
+        made = stretch.steps if now >= stretch.end else self._steps_by(stretch, now)
+        if made == 0:
+            return
+        duration = self._decoding(stretch, made)
+        end = stretch.begin + duration
+        self._spend(Activity.DECODE, stretch.begin, duration)
+        for call_id in stretch.run.call_ids:
+            self.timeline.calls[call_id].decode += duration
+        progress = self.scheduler.advanced(stretch.run, made, duration / 1e9, end)
+        stretch.begin, stretch.left = end, stretch.left - made
+        stretch.context += made * len(stretch.run.call_ids)
+        stretch.steps -= made
+        if progress.over or stretch.left == 0 or (stretch.steps == 0 and self._inbox):
+            self._stretch = None
+            self._begin = end
+            if self.wakeup is None or self.wakeup > now:
+                self.wakeup = now
+        self._tell(progress, end)
+
+    def _decoding(self, stretch: _Stretch, steps: int) -> int:
+        costs = self._costs[stretch.run.model]
+        return costs.decode(len(stretch.run.call_ids), stretch.context, steps)
+
+    def _steps_by(self, stretch: _Stretch, now: int) -> int:
+        """Whole iterations of the stretch that have ended by ``now``."""
+        low, high = 0, stretch.steps
+        while low < high:
+            middle = (low + high + 1) // 2
+            if stretch.begin + self._decoding(stretch, middle) <= now:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _steps_until(self, stretch: _Stretch, limit: int) -> int:
+        """Iterations up to the first that ends at or after ``limit``."""
+        low, high = 1, stretch.steps
+        while low < high:
+            middle = (low + high) // 2
+            if stretch.begin + self._decoding(stretch, middle) >= limit:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    # --- other work ------------------------------------------------------------------------------
+
+    def _start_switch(self, work: Switch, now: int) -> None:
+        """The checkpoint of what must not be lost, then all copies drained, then the model."""
+        if work.save is not None:
+            self._begin_copy(work.save, now)
+        self._work, self._switch = work, None
+        self.wakeup = max(now, self._copier.drained())
+
+    def _activate(self, work: Switch, now: int) -> None:
+        """All copies have ended."""
+        self._saving = now - self._begin
+        self._report_copies(now)
+        duration, self._switch = self._weights.switch(work.model, now)
+        self._work, self.wakeup = work, now + duration
+
+    def _complete(self, now: int) -> None:
+        """The piece of work under way has ended."""
+        work, self._work = self._work, None
+        assert work is not None
+        if isinstance(work, Switch) and self._switch is None:
+            self._activate(work, now)
+            return
+        duration = now - self._begin
+        scheduler = self.scheduler
+        match work:
+            case Run():
+                self._spend(Activity.PREFILL, self._begin, duration)
+                progress = self._prefilled(work, duration, now)
+            case Restore():
+                self._spend(Activity.RESTORE, self._begin, duration)
+                progress = scheduler.restored(work, duration / 1e9, now)
+            case Switch():
+                self.timeline.add(Activity.SWITCH, duration)
+                progress = self._switched(work, now)
+        self._begin = now
+        self._tell(progress, now)
+
+    def _prefilled(self, run: Run, duration: int, now: int) -> Progress:
+        sampled = []
+        for row in self.scheduler.rows(run):
+            if row.draw is None:
+                continue
+            if row.draw.forced is None:
+                raise ValueError(f"call {row.call_id.hex()} draws a token that is not forced")
+            sampled.append(Sampled(row.call_id, row.draw.forced))
+            times = self.timeline.calls[row.call_id]
+            times.first_token = now if times.first_token is None else times.first_token
+        return self.scheduler.stepped(run, tuple(sampled), duration / 1e9, now)
+
+    def _switched(self, work: Switch, now: int) -> Progress:
+        record = self._switch
+        assert record is not None
+        self.timeline.switches.append(record)
+        report = SwitchReport(
+            record.seconds, record.h2d_bytes + record.d2d_bytes, addresses_kept=True
+        )
+        return self.scheduler.switched(work, report, self._saving / 1e9, now)
+
+    def _spend(self, activity: Activity, begin: int, duration: int) -> None:
+        self.timeline.add(activity, duration)
+        rows = self.scheduler.device_rows
+        self._weights.serving(self.scheduler.upcoming(), begin, begin + duration, rows)
+
+    # --- copies and messages ---------------------------------------------------------------------
+
+    def _begin_copy(self, checkpoint: Checkpoint, now: int) -> None:
+        tokens = len(checkpoint.copies) * self._block_tokens
+        costs = self._costs[self.scheduler.active_model]
+        self._copier.begin(checkpoint.ticket, costs.checkpoint(tokens), now)
+
+    def _report_copies(self, now: int) -> None:
+        tickets = self._copier.ended(now)
+        if tickets:
+            self._tell(self.scheduler.copied(tickets, now), now)
+
+    def _tell(self, progress: Progress, now: int) -> None:
+        for removed in progress.removed:
+            self._emit(self.name, removed)
+        for stored in progress.stored:
+            self._emit(self.name, stored)
+        # Copies begin before a finished call's client may answer.
+        if progress.checkpoint is not None:
+            self._begin_copy(progress.checkpoint, now)
+        for finished in progress.finished:
+            self._emit(self.name, finished)
+        for failed in progress.failed:
+            self._emit(self.name, failed)
+
+    def _tell_snapshot(self, now: int) -> None:
+        self._told = now
+        self._emit(self.name, self.scheduler.snapshot(now))
+
+    # --- what is written down --------------------------------------------------------------------
+
+    def _watch_round(self, now: int) -> None:
+        rounds = self.scheduler.rounds
+        if rounds == self._round:
+            return
+        if self._round:
+            self._close_round(now)
+        self._round = rounds
+
+    def finish(self, now: int) -> None:
+        """Nothing more will come."""
+        self.timeline.add(self._resting, max(0, now - self._begin))
+        self._begin = now
+        if self._round:
+            self._close_round(now)
+
+    def _close_round(self, now: int) -> None:
+        counters = self.scheduler.counters()
+        self.timeline.round_over(self._round, now, counters.sp_admitted, counters.sp_parked)
+        self.timeline.memory.append(self._footprint(now))
+
+    def _footprint(self, now: int) -> MemoryRecord:
+        model, occupancy = self.scheduler.active_model, self.scheduler.occupancy()
+        blocks = occupancy.held + occupancy.cached
+        return MemoryRecord(
+            instance=self.name,
+            at=now / 1e9,
+            weights=self._memory.weights.get(model, 0),
+            kv=blocks * self._memory.block_bytes.get(model, 0),
+            staged=self._weights.staged_bytes,
+            runtime=self._memory.runtime,
+            capacity=self._memory.capacity,
+            host_kv=occupancy.host_used,
+        )
+
+
+def latency_parts(finished: Finished) -> tuple[int, int]:
+    """(prefill ns, prompt tokens computed) of a finished call."""
+    return round(finished.prefill * 1e9), finished.prompt_tokens - finished.cached_tokens
