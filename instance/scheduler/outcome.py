@@ -117,6 +117,8 @@ def advance(calls: list[Sequence], steps: int, space: KvSpace, now: int) -> Outc
         call.history[call.length : call.length + steps] = drawn
         call.length += steps
         call.computed += steps
+        if not space.grow(call, call.computed):
+            raise ValueError(f"{steps} iterations are more than the device has blocks for")
         if call.remaining == 0:
             outcome.ended.append((call, FinishReason.LENGTH))
         elif not space.grow(call, call.length):

@@ -15,6 +15,7 @@ import msgspec
 from alipes.gateway.strict import FieldError, convert, nearest, read_yaml
 
 PROFILES: Final = Path(__file__).parent / "data"
+_FILE: Final = ("`models` and `rates`", "copy a profile and put your numbers in")
 
 
 class HardwareError(Exception):
@@ -122,7 +123,7 @@ def load_hardware(name_or_path: str | Path) -> Hardware:
             hint = nearest(str(name_or_path), list(profiles()))
             raise HardwareError(f"no hardware profile {name_or_path}; {hint}, or give a .yaml file")
     try:
-        hardware = convert(read_yaml(path, "`models` and `rates`", _REMEDY), Hardware, "")
+        hardware = convert(read_yaml(path, *_FILE), Hardware, "")
         _check(hardware)
     except FieldError as error:
         raise HardwareError(f"{path}: {error}") from None

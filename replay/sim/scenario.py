@@ -91,7 +91,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     instances: Annotated[tuple[InstanceSpec, ...], msgspec.Meta(min_length=1)]
     configurations: dict[str, dict[str, Any]]
     setup: Setup = Setup()
-    loads: dict[str, Load] = {"": Load()}
+    loads: dict[str, Load] = msgspec.field(default_factory=lambda: {"": Load()})
     seed: int = 1
     warmup: Annotated[int, msgspec.Meta(ge=0)] = 0
     assumptions: tuple[str, ...] = ()

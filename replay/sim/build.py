@@ -1,0 +1,190 @@
+"""From hardware and a setup to instances, a router and clients that are ready to run."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from alipes.gateway.routing.decision import RouterSettings
+from alipes.gateway.routing.router import Router
+from alipes.gateway.routing.sessions import SessionTable
+from alipes.instance.contract import (
+    PROTOCOL,
+    Hello,
+    InstanceSettings,
+    ModelReport,
+    ModelSettings,
+    Pool,
+)
+from alipes.instance.engine.protocol import HostSlabs
+from alipes.instance.scheduler.profile import Trial
+from alipes.instance.scheduler.rounds import RoundScheduler
+from alipes.replay.pacing import Pacing, PacingSettings
+from alipes.replay.sim.cluster import Cluster
+from alipes.replay.sim.costs import EngineCosts
+from alipes.replay.sim.hardware import Hardware, HardwareError
+from alipes.replay.sim.instance import Costs, Memory, SimulatedInstance
+from alipes.replay.sim.scenario import InstanceSpec, Load, Setup
+from alipes.replay.sim.staging import StagingModel
+from alipes.replay.traces.content import Vocabulary
+from alipes.replay.traces.form import Session
+
+VOCABULARY: Final = Vocabulary()
+SLABS_A_BLOCK: Final = 4
+KEPT_BYTES: Final = 64 << 20
+MAX_WAITING: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What a cluster is made of."""
+
+    hardware: Hardware
+    setup: Setup
+    instances: Sequence[InstanceSpec]
+
+    @property
+    def block_tokens(self) -> int:
+        return self.setup.block_tokens or self.hardware.block_tokens
+
+    def names(self) -> list[tuple[str, InstanceSpec]]:
+        """Every instance by name, with what it serves."""
+        numbers = itertools.count()
+        return [(f"i{next(numbers)}", spec) for spec in self.instances for _ in range(spec.count)]
+
+
+def build(
+    fleet: Fleet, sessions: Sequence[Session], load: Load, seed: int, warmup: int
+) -> Cluster:
+    """A cluster in which every instance has connected. Raises ``HardwareError`` for a model that
+    the hardware does not know or cannot hold, ``SessionError`` for sessions that cannot be paced."""
+    pacing = Pacing(
+        sessions,
+        PacingSettings(load.concurrency, load.rate, load.recorded, seed, load.gap_cap),
+        0,
+    )
+    setup, named = fleet.setup, fleet.names()
+    known: dict[str, set[str]] = {}
+    for name, spec in named:
+        for model in spec.models:
+            known.setdefault(model, set()).add(name)
+    settings = RouterSettings(
+        queue_depth=setup.queue_depth,
+        queue_timeout=setup.queue_timeout,
+        lease_seconds=setup.lease_seconds,
+        policy=setup.policy,
+        control_window=setup.control_window,
+        replica_penalty=setup.replica_penalty,
+    )
+    router = Router({model: frozenset(names) for model, names in known.items()}, settings)
+    generator = np.random.default_rng(seed)
+    table = SessionTable(1_000_000, 1e9, generator.bytes, KEPT_BYTES)
+    gateway_ns = round(setup.gateway_seconds * 1e9)
+    cluster = Cluster(sessions, pacing, router, table, VOCABULARY, gateway_ns, warmup)
+    cluster.start({name: _instance(fleet, name, spec, cluster) for name, spec in named})
+    return cluster
+
+
+def _instance(
+    fleet: Fleet, name: str, spec: InstanceSpec, cluster: Cluster
+) -> tuple[SimulatedInstance, Hello]:
+    hardware, setup = fleet.hardware, fleet.setup
+    reports = tuple(_report(hardware, fleet.block_tokens, model) for model in spec.models)
+    settings = _settings(fleet, name, spec)
+    costs: dict[str, Costs] = {model: EngineCosts(hardware, model) for model in spec.models}
+    slab = max(1, min(report.block_bytes for report in reports) // SLABS_A_BLOCK)
+    host = HostSlabs(slab, settings.host_bytes // slab)
+    scheduler = RoundScheduler(settings, reports, host)
+    staging = StagingModel(hardware, reports, fleet.block_tokens, setup.staging, name)
+    for report in reports:
+        scheduler.learn(_trial(report, costs[report.name], staging, settings.prefill_chunk))
+    memory = Memory(
+        capacity=int(hardware.device_bytes.value),
+        runtime=int(hardware.runtime_bytes.value),
+        weights={report.name: report.weight_bytes for report in reports},
+        block_bytes={report.name: report.block_bytes for report in reports},
+    )
+    instance = SimulatedInstance(
+        name, scheduler, costs, staging, memory, fleet.block_tokens, cluster.message
+    )
+    hello = Hello(
+        protocol=PROTOCOL,
+        name=name,
+        incarnation="simulated",
+        pool=spec.pool,
+        engine="simulated",
+        device=hardware.name,
+        block_tokens=fleet.block_tokens,
+        max_running=settings.max_running,
+        max_waiting=settings.max_waiting,
+        prefill_chunk=settings.prefill_chunk,
+        targets=settings.targets,
+        models=reports,
+        pid=0,
+    )
+    return instance, hello
+
+
+def _settings(fleet: Fleet, name: str, spec: InstanceSpec) -> InstanceSettings:
+    hardware, setup = fleet.hardware, fleet.setup
+    return InstanceSettings(
+        name=name,
+        pool=Pool(spec.pool),
+        models=tuple(ModelSettings(model, "") for model in spec.models),
+        targets=setup.targets,
+        endpoint="",
+        engine="simulated",
+        device="cuda",
+        device_bytes=int(hardware.device_bytes.value),
+        host_bytes=setup.host_bytes or int(hardware.host_bytes.value),
+        block_tokens=fleet.block_tokens,
+        prefill_chunk=setup.prefill_chunk or hardware.prefill_chunk,
+        max_running=setup.max_running or hardware.max_running,
+        max_waiting=MAX_WAITING,
+        allow_forced_tokens=True,
+        switch_share=setup.switch_share,
+        session_prefill=setup.session_prefill,
+        host_kv=setup.host_kv,
+    )
+
+
+def _report(hardware: Hardware, block_tokens: int, model: str) -> ModelReport:
+    costs = hardware.models.get(model)
+    if costs is None:
+        known = ", ".join(sorted(hardware.models))
+        raise HardwareError(f"hardware {hardware.name} has no model {model!r}; it has {known}")
+    block_bytes = int(costs.kv_token_bytes.value * block_tokens)
+    weights = int(costs.weight_bytes.value)
+    left = int(hardware.device_bytes.value) - int(hardware.runtime_bytes.value) - weights
+    if left < block_bytes:
+        raise HardwareError(
+            f"hardware {hardware.name}: {model} leaves {left} bytes for KV, less than one block;"
+            " give it a larger device_bytes"
+        )
+    return ModelReport(
+        name=model,
+        kv_format=f"simulated:{model}",
+        context=costs.context,
+        vocab_size=VOCABULARY.high,
+        weight_bytes=weights,
+        block_bytes=block_bytes,
+        kv_blocks=left // block_bytes,
+    )
+
+
+def _trial(report: ModelReport, costs: Costs, staging: StagingModel, chunk: int) -> Trial:
+    """What a live instance measures before its first call."""
+    most = min(chunk, report.context - 1)
+    prompts = sorted({max(1, most // 4), most})
+    return Trial(
+        model=report.name,
+        switch=staging.host_switch_ns(report.name) / 1e9,
+        prefills=tuple((n, costs.prefill([(n, 0)]) / 1e9) for n in prompts),
+        context=most + 1,
+        decode=costs.decode(1, most + 1, 1) / 1e9,
+        restores=tuple((n, costs.restore(n) / 1e9) for n in sorted({64, most})),
+    )

@@ -1,0 +1,112 @@
+"""How models come onto a simulated device: staged while another serves, or from the host.
+
+The bookkeeping is the live engine's (``instance/memory/staging.py``); only the copies are replaced
+by what they take. A writer has its part of the host-to-device rate whenever a model serves: that
+restores use the same link is not modelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from alipes.instance.memory.staging import StagedSwitch, StagingArea, StagingLedger
+from alipes.replay.runs import SwitchRecord
+from alipes.replay.sim.costs import EngineCosts
+from alipes.replay.sim.hardware import Hardware
+
+
+class StagingModel:
+    """The weights on one instance's devices; all but ``hardware`` of those models it serves.
+    Times in ns. With ``enabled`` false every switch loads from the host."""
+
+    def __init__(
+        self,
+        name: str,
+        hardware: Hardware,
+        costs: Mapping[str, EngineCosts],
+        enabled: bool = True,
+    ) -> None:
+        self._name = name
+        self._hardware = hardware
+        self._costs = costs
+        self._enabled = enabled
+        self._rate = hardware.staging_share.value * hardware.rates.h2d.value / 1e9
+        self._ledger: StagingLedger | None = None
+        self._rows = 0
+        # Bytes of the chunk under way that have been written.
+        self._begun = 0.0
+
+    @property
+    def staged_bytes(self) -> int:
+        """Clean bytes of the next model's weights."""
+        return self._ledger.clean_bytes if self._ledger else 0
+
+    @property
+    def coverage(self) -> float:
+        """The part of the next model's weights that is staged."""
+        return self._ledger.coverage if self._ledger else 0.0
+
+    @property
+    def slack(self) -> int:
+        """Device bytes that could still hold staged weights."""
+        return self._ledger.slack if self._ledger else 0
+
+    def serving(self, following: str | None, begin: int, end: int, rows: int) -> None:
+        """From ``begin`` to ``end`` the active model served, its blocks in the lowest ``rows``
+        rows of each layer, and ``following`` is to be active next, as far as anybody knows."""
+        ledger = self._ledger
+        if ledger is None:
+            return
+        self._occupy(ledger, rows)
+        if following is None:
+            return
+        if ledger.target != following:
+            ledger.begin(following, self._costs[following].weight_bytes)
+            self._begun = 0.0
+        self._begun += self._rate * (end - begin)
+        self._write(ledger)
+
+    def switch(self, model: str, now: int) -> tuple[int, SwitchRecord]:
+        """Make ``model`` active, beginning ``now``: how long it takes, and what it was."""
+        costs = self._costs[model]
+        staged = (self._ledger or StagingLedger(self._area(costs))).switch(
+            model, costs.weight_bytes
+        )
+        duration = costs.switch(staged.h2d_bytes, staged.d2d_bytes)
+        self._ledger = StagingLedger(self._area(costs)) if self._enabled else None
+        self._rows, self._begun = 0, 0.0
+        return duration, self._record(staged, now, duration)
+
+    def _occupy(self, ledger: StagingLedger, rows: int) -> None:
+        if rows > self._rows:
+            ledger.allocated(self._rows, rows)
+        else:
+            ledger.released(rows, self._rows)
+        self._rows = rows
+
+    def _write(self, ledger: StagingLedger) -> None:
+        size = ledger.area.chunk_bytes
+        while self._begun >= size:
+            chunks = ledger.next(int(self._begun // size))
+            if not chunks:
+                # A writer with nothing to do does not save up for later.
+                self._begun = 0.0
+                return
+            ledger.written(chunks)
+            self._begun -= size * len(chunks)
+
+    def _area(self, costs: EngineCosts) -> StagingArea:
+        layers = self._hardware.models[costs.model].layers
+        row = -(-costs.block_bytes // layers)
+        return StagingArea(costs.kv_blocks, layers, row, max(row, self._hardware.staging_chunk))
+
+    def _record(self, staged: StagedSwitch, now: int, duration: int) -> SwitchRecord:
+        return SwitchRecord(
+            instance=self._name,
+            at=now / 1e9,
+            model=staged.target,
+            path=str(staged.path),
+            seconds=duration / 1e9,
+            h2d_bytes=staged.h2d_bytes,
+            d2d_bytes=staged.d2d_bytes,
+        )
