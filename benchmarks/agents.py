@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +19,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from alipes.instance.engine.fake.words import words_of
-from alipes.replay.plan import NANOSECONDS, SEED, PlannedCall, Session
+from alipes.replay.plan import PlannedCall, PlannedSession, TextPrompts
+from alipes.replay.traces.form import MAIN, Branch, Call, Session
 from alipes.replay.traces.model import Message
 
 GAP_P50, GAP_P95, GAP_CAP = 0.39, 1.32, 10.0
@@ -36,29 +37,6 @@ class Shape:
     first: tuple[int, int]
     tool: tuple[int, int]
     answer: tuple[int, int]
-
-
-@dataclass(frozen=True, slots=True)
-class AgentSession(Session):
-    """``answers`` are the token ids that each call is made to give; () is free."""
-
-    answers: tuple[tuple[int, ...], ...] = ()
-
-    def body(self, index: int) -> bytes:
-        call = self.calls[index]
-        body = {
-            "model": self.model,
-            "messages": [message.wire() for message in call.prompt],
-            "max_tokens": call.max_tokens,
-            "ignore_eos": True,
-            "temperature": 0,
-            "seed": SEED,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        if self.answers[index]:
-            body["forced_token_ids"] = self.answers[index]
-        return msgspec.json.encode(body)
 
 
 class Writer:
@@ -85,36 +63,43 @@ class Writer:
 
 def sessions(
     models: Sequence[str], per_model: int, shape: Shape, folder: Path, seed: int
-) -> tuple[AgentSession, ...]:
+) -> tuple[PlannedSession, ...]:
     """``per_model`` sessions on each model; ``folder`` has the tokenizer that all of them use."""
     return tuple(_sessions(models, per_model, shape, folder, seed))
 
 
 def _sessions(
     models: Sequence[str], per_model: int, shape: Shape, folder: Path, seed: int
-) -> Iterator[AgentSession]:
+) -> Iterator[PlannedSession]:
     for number in range(per_model):
         for place, model in enumerate(models):
             writer = Writer(folder, np.random.default_rng((seed, number, place)))
             yield session(f"{model}.{number}", model, shape, writer)
 
 
-def session(name: str, model: str, shape: Shape, writer: Writer) -> AgentSession:
+def session(name: str, model: str, shape: Shape, writer: Writer) -> PlannedSession:
     count = int(writer.rng.integers(shape.calls[0], shape.calls[1] + 1))
     messages = [Message("user", writer.text(writer.ids(shape.first)))]
-    calls, answers = [], []
+    calls, gaps = [], []
     for index in range(count):
         answer, final = writer.ids(shape.answer), index == count - 1
-        calls.append(
-            PlannedCall(
-                request_id=f"{name}.{index}",
-                prompt=tuple(messages),
-                max_tokens=len(answer),
-                gap=round(writer.gap() * NANOSECONDS),
-                final=final,
-            )
-        )
-        answers.append(() if final else answer)
+        calls.append(PlannedCall(tuple(messages), len(answer), () if final else answer))
+        gaps.append(writer.gap())
         messages.append(Message("assistant", writer.text(answer)))
         messages.append(Message("user", writer.text(writer.ids(shape.tool))))
-    return AgentSession(name, model, 1.0, tuple(calls), tuple(answers))
+    # Lengths of prompts are for the endpoint to count.
+    recorded = tuple(
+        Call(1, call.max_tokens, gap=gap) for call, gap in zip(calls, gaps, strict=True)
+    )
+    prompts = TextPrompts((tuple(calls),))
+    return PlannedSession(name, (model,), Session(name, (Branch(MAIN, recorded),)), prompts)
+
+
+def with_gaps(session: PlannedSession, gaps: Sequence[float]) -> PlannedSession:
+    """The same session with other seconds before its calls."""
+    (main,) = session.recorded.branches
+    calls = tuple(
+        msgspec.structs.replace(call, gap=gap) for call, gap in zip(main.calls, gaps, strict=True)
+    )
+    branches = (msgspec.structs.replace(main, calls=calls),)
+    return replace(session, recorded=msgspec.structs.replace(session.recorded, branches=branches))

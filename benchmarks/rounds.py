@@ -19,13 +19,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from agents import AgentSession, Shape, sessions
+from agents import Shape, sessions
 from common import Claim, arguments, at_least, write_report
 from paired import paired_ratios, session_ratio
 from stack import replay, stack
 
 from alipes.instance.checkpoints.sources import prepare
 from alipes.instance.contract import RandomWeights
+from alipes.replay.plan import PlannedSession
 from alipes.replay.records import CallRecord
 from alipes.replay.stats import nearest_rank
 
@@ -159,7 +160,7 @@ def main() -> int:
 # --- running -----------------------------------------------------------------------------------
 
 
-def measure(size: Size, plan: Sequence[AgentSession], work: Path) -> Runs:
+def measure(size: Size, plan: Sequence[PlannedSession], work: Path) -> Runs:
     """The sweep, and everything else with the slots that served the baseline best."""
     runs: dict[Configuration, list[Outcome]] = defaultdict(list)
 
@@ -179,7 +180,7 @@ def measure(size: Size, plan: Sequence[AgentSession], work: Path) -> Runs:
     return Runs(dict(runs), best, ours)
 
 
-def run(configuration: Configuration, plan: Sequence[AgentSession], work: Path) -> Outcome:
+def run(configuration: Configuration, plan: Sequence[PlannedSession], work: Path) -> Outcome:
     with stack(work, configuration.cluster()) as serving:
         done = replay(serving.url, plan)
         counters = serving.settled()["cold-0"]["counters"]
@@ -292,8 +293,8 @@ def row(
     }
 
 
-def notes(size: Size, plan: Sequence[AgentSession]) -> dict[str, Any]:
-    gaps = [call.gap / 1e9 for session in plan for call in session.calls]
+def notes(size: Size, plan: Sequence[PlannedSession]) -> dict[str, Any]:
+    gaps = [call.gap for session in plan for call in session.recorded.branches[0].calls]
     return {
         "threads": THREADS,
         "sessions": len(plan),

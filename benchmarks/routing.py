@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from agents import AgentSession, Shape, sessions
+from agents import Shape, sessions, with_gaps
 from common import Claim, arguments, write_report
 from gateway_stacks import long_context_folder
 from paired import BySession, percentile_ratio, session_ratio
 from stack import replay, stack
 
 from alipes.instance.contract import Targets
-from alipes.replay.plan import NANOSECONDS
+from alipes.replay.plan import PlannedSession
 from alipes.replay.stats import nearest_rank
 
 MODELS: Final = ("a", "b", "c")
@@ -164,21 +164,21 @@ def measure(size: Size, work: Path) -> dict[Setting, Outcome]:
     return outcomes
 
 
-def begin_at_rate(plan: Sequence[AgentSession], rate: float, speed: float) -> list[AgentSession]:
+def begin_at_rate(
+    plan: Sequence[PlannedSession], rate: float, speed: float
+) -> list[PlannedSession]:
     """The sessions in an order drawn from the seed, beginning as a Poisson process."""
     rng = np.random.default_rng(SEED)
     order, begin, arriving = rng.permutation(len(plan)), 0.0, []
     for place in order:
-        first, *others = plan[place].calls
-        calls = [replace(first, gap=round(begin * NANOSECONDS)), *others]
-        faster = tuple(replace(call, gap=round(call.gap / speed)) for call in calls)
-        arriving.append(replace(plan[place], calls=faster))
+        _, *gaps = (call.gap for call in plan[place].recorded.branches[0].calls)
+        arriving.append(with_gaps(plan[place], [gap / speed for gap in (begin, *gaps)]))
         begin += float(rng.exponential(1 / rate))
     return arriving
 
 
 def run(
-    setting: Setting, plan: Sequence[AgentSession], work: Path, folder: Path, speed: float
+    setting: Setting, plan: Sequence[PlannedSession], work: Path, folder: Path, speed: float
 ) -> Outcome:
     script = Path(__file__).with_name("policy_gateway.py")
     command = (sys.executable, "-P", str(script), setting.policy)

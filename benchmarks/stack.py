@@ -18,7 +18,8 @@ from typing import Any
 import httpx
 
 from alipes.replay.endpoint import Endpoint
-from alipes.replay.plan import Session
+from alipes.replay.pacing import PacingSettings
+from alipes.replay.plan import PlannedSession
 from alipes.replay.runner import Replay
 
 SETTLE_SECONDS = 30.0
@@ -108,16 +109,15 @@ def end(process: subprocess.Popen[str] | subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def replay(url: str, sessions: Sequence[Session]) -> Replay:
+def replay(url: str, sessions: Sequence[PlannedSession]) -> Replay:
     """All sessions in a closed loop, all of them from the start. Raises RuntimeError when a call
     fails."""
 
     async def whole() -> Replay:
         endpoint = Endpoint(url)
-        replaying = Replay(endpoint, time.monotonic_ns)
-        replaying.sessions = tuple(sessions)
+        replaying = Replay(endpoint, time.monotonic_ns, tuple(sessions))
         try:
-            await replaying.run(lambda record: None)
+            await replaying.run(lambda record: None, PacingSettings(gap_cap=None))
         finally:
             await endpoint.close()
         return replaying

@@ -4,62 +4,115 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from alipes.cli.output import FAILURE, USAGE, complain
 from alipes.replay.endpoint import Endpoint, EndpointError
-from alipes.replay.plan import Assignment, assign
-from alipes.replay.records import CallRecord, Recorder
+from alipes.replay.live import describe, record, take_up
+from alipes.replay.pacing import PacingSettings
+from alipes.replay.plan import Assignment, PlanError, assign
+from alipes.replay.prepare import Sending, prepare
+from alipes.replay.progress import SessionError
+from alipes.replay.records import CallRecord
 from alipes.replay.runner import Replay
+from alipes.replay.runs import RunError, RunInfo
 from alipes.replay.stats import Summary
 from alipes.replay.tables import call_tables, model_table, remarks, session_table
+from alipes.replay.tokens import vocabulary
+from alipes.replay.traces.content import Vocabulary
+from alipes.replay.traces.form import Trace
 from alipes.replay.traces.model import TraceError
 from alipes.replay.traces.read import read_all
+from alipes.replay.traces.text import quarter, session_of
+
+VOCABULARY: Final = Vocabulary().high
+
+
+def load(files: list[Path]) -> Trace:
+    return Trace("files", tuple(session_of(run, "", quarter) for run in read_all(files)))
+
 
 SHOWN_CALLS = 60
 
 
 def replay(
     files: Annotated[
-        list[Path],
-        typer.Argument(metavar="FILE", help="SWE-agent .traj, mini-swe-agent .traj.json"),
+        list[Path], typer.Argument(metavar="FILE", help="Traces of any format that Alipes reads")
     ],
     base_url: Annotated[str, typer.Option(help="The endpoint, such as http://127.0.0.1:8000/v1")],
-    models: Annotated[str, typer.Option(help="Models to replay on, separated by commas")],
+    models: Annotated[
+        str, typer.Option(help="Models for sessions that name none, separated by commas")
+    ] = "",
+    model_map: Annotated[
+        str, typer.Option(help="Other names for the models of a trace: old=new,...")
+    ] = "",
     sessions: Annotated[
-        int, typer.Option(min=0, help="Sessions on each model; 0 is one for each file")
+        int, typer.Option(min=0, help="Sessions on each model; 0 is all of the trace once")
     ] = 0,
-    gap_cap: Annotated[float, typer.Option(min=0, help="Longest tool gap kept, seconds")] = 10.0,
-    out: Annotated[Path, typer.Option(help="Folder for calls.jsonl and summary.json")] = Path(
-        "replay-out"
-    ),
+    concurrency: Annotated[
+        int, typer.Option(min=0, help="Sessions at a time, a finished one replaced; 0 is all")
+    ] = 0,
+    rate: Annotated[
+        float, typer.Option(min=0, help="Sessions that arrive a second, as a Poisson process")
+    ] = 0.0,
+    recorded: Annotated[
+        bool, typer.Option("--recorded", help="Sessions arrive when they were recorded to")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the arrivals")] = 1,
+    gap_cap: Annotated[float, typer.Option(min=0, help="Longest gap kept, seconds")] = 10.0,
+    warmup: Annotated[
+        int, typer.Option(min=0, help="The first sessions, which count in no figure")
+    ] = 0,
+    forced: Annotated[
+        bool,
+        typer.Option("--forced", help="Make calls draw the recorded tokens, where it is allowed"),
+    ] = False,
+    vocab: Annotated[
+        int, typer.Option(min=16, help="Content without text is of token ids below this")
+    ] = VOCABULARY,
+    plain: Annotated[
+        bool, typer.Option("--plain", help="Send fields of the OpenAI API only")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="Folder for the run")] = Path("replay-out"),
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Send only the sessions that --out has not complete")
+    ] = False,
+    name: Annotated[str, typer.Option(help="What reports call this run")] = "live",
     api_key: Annotated[str, typer.Option(envvar="ALIPES_API_KEY", help="Key of the endpoint")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON")] = False,
 ) -> None:
-    """Replay recorded agent runs, closed loop, and report session completion time and TTFT."""
-    names = [name.strip() for name in models.split(",") if name.strip()]
+    """Replay recorded sessions against a live endpoint; report session completion time and TTFT."""
     try:
-        if not names:
-            raise EndpointError("--models names no model; give one or more, separated by commas")
-        trajectories = read_all(files)
-        plan = assign(trajectories, tuple(dict.fromkeys(names)), sessions or len(trajectories))
-        replaying = _drive(plan, Endpoint(base_url, api_key), gap_cap, out)
-    except (TraceError, EndpointError, OSError) as error:
+        if recorded and rate:
+            raise PlanError("--recorded and --rate say two things of when sessions arrive")
+        pacing = PacingSettings(concurrency, rate, recorded, seed, gap_cap)
+        sending = Sending(forced, plain, vocabulary(vocab), warmup)
+        chosen, renamed = _names(models), _renamed(model_map)
+        plan = assign(load(files).sessions, chosen, sessions, renamed)
+        info = describe(files, name, [*chosen, model_map], pacing, sending)
+        job = Job(plan, Endpoint(base_url, api_key), pacing, sending, info, out, resume)
+        replaying = job.run()
+    except (TraceError, EndpointError, PlanError, RunError, SessionError, OSError) as error:
         complain(str(error))
         raise typer.Exit(USAGE) from None
     if not replaying.sessions:
         complain(f"interrupted before the first call; {out} is as it was")
         raise typer.Exit(130)
     summary = replaying.summary()
-    (out / "summary.json").write_bytes(msgspec.json.encode(summary))
     _show(summary, replaying.records, out, as_json)
     if not summary.complete:
         raise typer.Exit(130)
@@ -67,43 +120,61 @@ def replay(
         raise typer.Exit(FAILURE)
 
 
-def _drive(plan: tuple[Assignment, ...], endpoint: Endpoint, gap_cap: float, out: Path) -> Replay:
-    """Run the whole replay under a progress bar; an interruption ends it early, not badly.
-    ``out`` is touched only once everything is ready to be sent."""
-    replaying = Replay(endpoint, time.monotonic_ns)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as progress:
-        bar = progress.add_task("counting tokens", total=None)
+def _names(models: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(filter(None, (name.strip() for name in models.split(",")))))
 
-        async def whole() -> None:
+
+def _renamed(pairs: str) -> dict[str, str]:
+    renamed = {}
+    for pair in filter(None, (pair.strip() for pair in pairs.split(","))):
+        old, equals, new = pair.partition("=")
+        if not (old and equals and new):
+            raise PlanError(f"--model-map: {pair!r} is not old=new")
+        renamed[old.strip()] = new.strip()
+    return renamed
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One replay. ``out`` is touched only once everything is ready to be sent."""
+
+    plan: tuple[Assignment, ...]
+    endpoint: Endpoint
+    pacing: PacingSettings
+    sending: Sending
+    info: RunInfo
+    out: Path
+    resume: bool
+
+    def run(self) -> Replay:
+        """Under a progress bar; an interruption ends it early, not badly."""
+        replaying = Replay(self.endpoint, time.monotonic_ns)
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+        with Progress(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as progress:
+            bar = progress.add_task("counting tokens", total=None)
             try:
-                await replaying.prepare(plan, gap_cap)
-                total = sum(len(session.calls) for session in replaying.sessions)
-                progress.update(bar, description="replaying calls", total=total)
-                await _record(replaying, out, lambda: progress.advance(bar))
-            finally:
-                await endpoint.close()
+                asyncio.run(self._whole(replaying, progress, bar))
+            except KeyboardInterrupt:
+                progress.update(bar, description="interrupted")
+            except Exception:
+                progress.remove_task(bar)
+                raise
+        return replaying
 
+    async def _whole(self, replaying: Replay, progress: Progress, bar: TaskID) -> None:
         try:
-            asyncio.run(whole())
-        except KeyboardInterrupt:
-            progress.update(bar, description="interrupted")
-        except Exception:
-            progress.remove_task(bar)
-            raise
-    return replaying
-
-
-async def _record(replaying: Replay, out: Path, advance: Callable[[], None]) -> None:
-    """Send every call; each is a line of ``calls.jsonl`` as it ends."""
-    out.mkdir(parents=True, exist_ok=True)
-    with closing(Recorder(out / "calls.jsonl")) as recorder:
-
-        def on_call(record: CallRecord) -> None:
-            recorder.add(record)
-            advance()
-
-        await replaying.run(on_call)
+            sessions = await prepare(self.endpoint, self.plan, self.sending)
+            replaying.sessions = sessions
+            if self.resume:
+                take_up(self.out, self.info, replaying)
+            total = sum(session.recorded.calls for session in sessions)
+            done = len(replaying.records)
+            progress.update(bar, description="replaying calls", total=total, completed=done)
+            await record(
+                replaying, self.out, self.info, self.pacing, lambda _: progress.advance(bar)
+            )
+        finally:
+            await self.endpoint.close()
 
 
 def _show(summary: Summary, records: list[CallRecord], out: Path, as_json: bool) -> None:

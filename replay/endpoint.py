@@ -10,10 +10,12 @@ from urllib.parse import urlsplit
 import httpx
 import msgspec
 
+from alipes.replay.plan import COMPLETIONS, Request
 from alipes.replay.stream import Answer, problem_of
 
 ESTIMATED_CHARACTERS: Final = 3
 AT_ONCE: Final = 16
+NO_TOKEN: Final = (1 << 31) - 1
 
 
 class EndpointError(Exception):
@@ -30,8 +32,19 @@ class _Models(msgspec.Struct, frozen=True):
     data: list[_Model]
 
 
-class _Count(msgspec.Struct, frozen=True):
+class _Tokens(msgspec.Struct, frozen=True):
     count: int
+    tokens: list[int] = []
+
+
+class _Problem(msgspec.Struct, frozen=True):
+    message: str = ""
+    param: str | None = None
+    code: str | int | None = None
+
+
+class _Refusal(msgspec.Struct, frozen=True):
+    error: _Problem = _Problem()
 
 
 class Endpoint:
@@ -57,8 +70,11 @@ class Endpoint:
     async def close(self) -> None:
         await self._client.aclose()
 
-    async def contexts(self, models: Iterable[str]) -> dict[str, int | None]:
-        """Context length in tokens of each model, None where the endpoint does not say."""
+    async def contexts(
+        self, models: Iterable[str], option: str = "--models"
+    ) -> dict[str, int | None]:
+        """Context length in tokens of each model, None where the endpoint does not say. An error
+        speaks of the ``option`` that named the models."""
         response = await self._preflight()
         try:
             served = {model.id: model for model in msgspec.json.decode(response, type=_Models).data}
@@ -70,7 +86,7 @@ class Endpoint:
         for model in models:
             if model not in served:
                 raise EndpointError(
-                    f"--models: {self.url} has no model {model!r};"
+                    f"{option}: {self.url} has no model {model!r};"
                     f" it serves {', '.join(sorted(served)) or 'none'}"
                 )
         return {
@@ -114,35 +130,82 @@ class Endpoint:
         return self._counts[key]
 
     async def _ask_count(self, model: str, text: str) -> int:
-        if not self.counts_are_estimates:
-            body = {"model": model, "prompt": text, "add_special_tokens": False}
-            try:
-                response = await self._client.post(f"{self.url}/tokenize", json=body)
-            except httpx.HTTPError as error:
-                raise EndpointError(f"{self.url}/tokenize failed: {_reason(error)}") from None
-            if response.status_code == 200:
-                return msgspec.json.decode(response.content, type=_Count).count
-            if response.status_code not in (404, 405, 501):
-                problem = problem_of(response.status_code, response.content)
-                raise EndpointError(f"{self.url}/tokenize answered {problem}")
+        found = None if self.counts_are_estimates else await self._tokenized(model, text)
+        if found is None:
             self.counts_are_estimates = True
-        return -(-len(text) // ESTIMATED_CHARACTERS)
+            return -(-len(text) // ESTIMATED_CHARACTERS)
+        return found.count
 
-    async def chat(self, body: bytes, headers: dict[str, str], clock: Callable[[], int]) -> Answer:
+    async def tokens(self, model: str, text: str) -> tuple[int, ...]:
+        """The ids of a text under ``model``. Raises ``EndpointError`` where it cannot say."""
+        found = await self._tokenized(model, text)
+        if found is None or len(found.tokens) != found.count:
+            raise EndpointError(
+                f"--forced: {self.url}/tokenize does not tell the tokens of a text;"
+                " leave --forced out, or replay sessions without text"
+            )
+        return tuple(found.tokens)
+
+    async def _tokenized(self, model: str, text: str) -> _Tokens | None:
+        """None where the endpoint has no ``/tokenize``."""
+        body = {"model": model, "prompt": text, "add_special_tokens": False}
+        try:
+            response = await self._client.post(f"{self.url}/tokenize", json=body)
+        except httpx.HTTPError as error:
+            raise EndpointError(f"{self.url}/tokenize failed: {_reason(error)}") from None
+        if response.status_code in (404, 405, 501):
+            return None
+        if response.status_code != 200:
+            problem = problem_of(response.status_code, response.content)
+            raise EndpointError(f"{self.url}/tokenize answered {problem}")
+        try:
+            return msgspec.json.decode(response.content, type=_Tokens)
+        except msgspec.DecodeError:
+            return None
+
+    async def check_forced(self, model: str) -> None:
+        """Raises ``EndpointError`` unless the endpoint forces completions. It is asked for a token
+        that no vocabulary has, so that it draws nothing where it does."""
+        body = {
+            "model": model,
+            "prompt": [0],
+            "max_tokens": 1,
+            "forced_token_ids": [NO_TOKEN],
+        }
+        try:
+            response = await self._client.post(f"{self.url}{COMPLETIONS}", json=body)
+        except httpx.HTTPError as error:
+            raise EndpointError(f"{self.url}{COMPLETIONS} failed: {_reason(error)}") from None
+        if response.status_code == 200:
+            raise EndpointError(
+                f"--forced: {self.url} does not know forced_token_ids; leave --forced out"
+            )
+        try:
+            problem = msgspec.json.decode(response.content, type=_Refusal).error
+        except msgspec.DecodeError:
+            problem = _Problem()
+        if problem.param != "forced_token_ids" or problem.code == "not_allowed":
+            raise EndpointError(
+                f"--forced: {self.url} refuses it"
+                f" ({problem_of(response.status_code, response.content)});"
+                " set gateway.allow_forced_tokens in its cluster file, or leave --forced out"
+            )
+
+    async def send(self, request: Request, clock: Callable[[], int]) -> Answer:
         """One streamed call. Never raises for what the endpoint does: see ``Answer.error``."""
         answer = Answer()
         try:
-            await self._stream(answer, body, headers, clock)
+            await self._stream(answer, request, clock)
         except httpx.HTTPError as error:
             answer.error = _reason(error)
         return answer
 
-    async def _stream(
-        self, answer: Answer, body: bytes, headers: dict[str, str], clock: Callable[[], int]
-    ) -> None:
-        headers = headers | {"content-type": "application/json"}
-        url = f"{self.url}/v1/chat/completions"
-        async with self._client.stream("POST", url, content=body, headers=headers) as response:
+    async def _stream(self, answer: Answer, request: Request, clock: Callable[[], int]) -> None:
+        headers = request.headers | {"content-type": "application/json"}
+        url = f"{self.url}{request.path}"
+        async with self._client.stream(
+            "POST", url, content=request.body, headers=headers
+        ) as response:
             answer.instance = response.headers.get("x-alipes-instance", "")
             answer.placement = response.headers.get("x-alipes-reason", "")
             if response.status_code != 200:

@@ -46,6 +46,11 @@ class PacingSettings:
     def open_loop(self) -> bool:
         return self.recorded or self.rate > 0
 
+    def gap(self, call: Call) -> int:
+        """Nanoseconds of its gap that are kept."""
+        gap = call.gap if self.gap_cap is None else min(call.gap, self.gap_cap)
+        return round(gap * NANOSECONDS)
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Send:
@@ -166,7 +171,7 @@ class Pacing:
         self._add(running, arrived, number, 0, 0)
 
     def _add(self, running: _Running, since: int, number: int, branch: int, index: int) -> None:
-        gap = self._gap(running.session.branches[branch].calls[index])
+        gap = self._settings.gap(running.session.branches[branch].calls[index])
         heapq.heappush(self._due, (since + gap, number, branch, index))
 
     def _send(self, intended: int, number: int, branch: int, index: int) -> Send:
@@ -183,10 +188,6 @@ class Pacing:
             if running is not None and not running.failed:
                 return
             heapq.heappop(self._due)
-
-    def _gap(self, call: Call) -> int:
-        cap = self._settings.gap_cap
-        return round((call.gap if cap is None else min(call.gap, cap)) * NANOSECONDS)
 
 
 def _recorded(sessions: Sequence[Session]) -> list[float]:

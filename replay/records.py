@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -71,13 +72,20 @@ class PlannedTotals(msgspec.Struct, frozen=True):
 
 class Recorder:
     """Appends every record to the file at ``path`` as one unbuffered line: whatever ends the
-    run, the file holds whole lines only. What the file held is dropped."""
+    run, the file holds whole lines only. What the file held is dropped, but for ``kept``."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("wb", buffering=0)
+    def __init__(self, path: Path, kept: Iterable[CallRecord] = ()) -> None:
+        fresh = path.with_name(f"{path.name}.new")
+        fresh.write_bytes(b"".join(map(_line, kept)))
+        fresh.replace(path)
+        self._file = path.open("ab", buffering=0)
 
     def add(self, record: CallRecord) -> None:
-        self._file.write(msgspec.json.encode(record) + b"\n")
+        self._file.write(_line(record))
 
     def close(self) -> None:
         self._file.close()
+
+
+def _line(record: CallRecord) -> bytes:
+    return msgspec.json.encode(record) + b"\n"

@@ -1,4 +1,4 @@
-"""Closed-loop replay against a live endpoint: sizes the sessions, then drives the plan."""
+"""Drives a plan against a live endpoint with the wall clock."""
 
 from __future__ import annotations
 
@@ -6,133 +6,181 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from alipes.replay.closed_loop import ClosedLoop, Send
-from alipes.replay.endpoint import Endpoint, EndpointError
-from alipes.replay.plan import NANOSECONDS, Assignment, Session, plan_session
+from alipes.replay.endpoint import Endpoint
+from alipes.replay.pacing import NANOSECONDS, Pacing, PacingSettings, Send
+from alipes.replay.plan import PlannedSession, Request
 from alipes.replay.records import CallRecord
-from alipes.replay.shorten import (
-    shorten_trajectory,
-    smaller_share,
-    texts_of,
-    tokens_needed,
-)
 from alipes.replay.stats import Summary, summarise
 from alipes.replay.stream import Answer
+
+EVERYTHING_AT_ONCE = PacingSettings()
 
 
 @dataclass(slots=True)
 class Replay:
-    """A replay under way: ``summary`` is right at any moment, an interruption included."""
+    """A replay under way: ``summary`` is right at any moment, an interruption included. With
+    ``records`` of sessions that an earlier run completed, these are not sent again, and the clock
+    of the records goes on from there."""
 
     endpoint: Endpoint
     clock: Callable[[], int]
-    sessions: tuple[Session, ...] = field(default=(), init=False)
-    records: list[CallRecord] = field(default_factory=list, init=False)
+    sessions: tuple[PlannedSession, ...] = ()
+    records: list[CallRecord] = field(default_factory=list)
     complete: bool = field(default=False, init=False)
 
-    async def prepare(self, assignments: Sequence[Assignment], gap_cap: float) -> None:
-        """Fix every session: counts tokens, shortens what a model's context cannot hold.
-        Raises ``EndpointError``."""
-        models = dict.fromkeys(assignment.model for assignment in assignments)
-        contexts = await self.endpoint.contexts(models)
-        sessions = []
-        for assignment in assignments:
-            context = contexts[assignment.model]
-            sessions.append(await self._session(assignment, context, gap_cap))
-        self.sessions = tuple(sessions)
+    def remaining(self) -> tuple[PlannedSession, ...]:
+        """The sessions that are not complete."""
+        done = complete_sessions(self.sessions, self.records)
+        return tuple(session for session in self.sessions if session.session not in done)
 
-    async def _session(
-        self, assignment: Assignment, context: int | None, gap_cap: float
-    ) -> Session:
-        share: float | None = 1.0
-        while share is not None:
-            trajectory = shorten_trajectory(assignment.trajectory, share)
-            counts = await self.endpoint.counts(assignment.model, texts_of(trajectory))
-            needed = tokens_needed(trajectory, counts)
-            if context is None or needed <= context:
-                return plan_session(assignment, trajectory, share, counts, gap_cap)
-            share = smaller_share(share, needed, context)
-        raise EndpointError(
-            f"{assignment.trajectory.path}: cannot be shortened to the {context} tokens of"
-            f" {assignment.model}; replay it on a model with a longer context"
-        )
-
-    async def run(self, on_call: Callable[[CallRecord], None]) -> None:
-        """Send every call; returns when the last one has ended. ``on_call`` gets each record as
-        its call ends."""
-        begin = self.clock()
-        loop = ClosedLoop(self.sessions, begin)
-        flying: set[asyncio.Task[None]] = set()
+    async def run(
+        self,
+        on_call: Callable[[CallRecord], None],
+        settings: PacingSettings = EVERYTHING_AT_ONCE,
+    ) -> None:
+        """Send every call of the remaining sessions; returns when the last one has ended.
+        ``on_call`` gets each record as its call ends. Raises ``SessionError`` for a session that
+        cannot be paced, before anything is sent."""
+        sessions, now = self.remaining(), self.clock()
+        begin = now - _nanoseconds(max((r.finished for r in self.records), default=0.0))
+        pacing = Pacing([session.recorded for session in sessions], settings, now)
+        driver = _Driver(self, sessions, pacing, settings, begin, on_call)
         try:
-            while not loop.done:
-                for send in loop.due(self.clock()):
-                    flying.add(asyncio.create_task(self._send(loop, send, begin, on_call)))
-                flying -= await self._wait(flying, loop.next_wakeup())
+            while not pacing.done:
+                driver.start(pacing.due(self.clock()))
+                await driver.pause(pacing.next_wakeup())
             self.complete = True
         finally:
-            for task in flying:
-                task.cancel()
-            await asyncio.gather(*flying, return_exceptions=True)
-
-    async def _wait(
-        self, flying: set[asyncio.Task[None]], wakeup: int | None
-    ) -> set[asyncio.Task[None]]:
-        """Wait for a call to end or for the next one to be due; returns the calls that ended."""
-        seconds = None if wakeup is None else max(0, wakeup - self.clock()) / NANOSECONDS
-        if not flying:
-            await asyncio.sleep(seconds or 0)
-            return set()
-        over, _ = await asyncio.wait(flying, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        for task in over:
-            task.result()
-        return over
-
-    async def _send(
-        self, loop: ClosedLoop, send: Send, begin: int, on_call: Callable[[CallRecord], None]
-    ) -> None:
-        session = self.sessions[send.session]
-        body, headers = session.body(send.index), session.headers(send.index)
-        sent = self.clock()
-        answer = await self.endpoint.chat(body, headers, self.clock)
-        now = self.clock()
-        loop.ended(send, not answer.error, now)
-        record = _record(session, send, answer, (begin, sent, now))
-        self.records.append(record)
-        on_call(record)
+            await driver.cancel()
 
     def summary(self) -> Summary:
+        """Warm-up counts in nothing."""
         how = "estimated from text length" if self.endpoint.counts_are_estimates else "exact"
-        totals = [session.totals for session in self.sessions]
-        return summarise(totals, self.records, self.complete, how)
+        totals = [session.totals for session in self.sessions if not session.warmup]
+        counted = [record for record in self.records if not record.warmup]
+        return summarise(totals, counted, self.complete, how)
 
 
-def _record(
-    session: Session, send: Send, answer: Answer, instants: tuple[int, int, int]
-) -> CallRecord:
-    begin, sent, finished = instants
-    call = session.calls[send.index]
-    drawn = answer.completion_tokens or 0
-    tpot = None
-    if answer.first is not None and answer.last is not None and drawn > 1:
-        tpot = (answer.last - answer.first) / NANOSECONDS / (drawn - 1)
-    return CallRecord(
-        session=session.session,
-        request_id=call.request_id,
-        model=session.model,
-        index=send.index,
-        gap=call.gap / NANOSECONDS,
-        intended=(send.intended - begin) / NANOSECONDS,
-        sent=(sent - begin) / NANOSECONDS,
-        finished=(finished - begin) / NANOSECONDS,
-        expected_tokens=call.max_tokens,
-        ttft=None if answer.first is None else (answer.first - send.intended) / NANOSECONDS,
-        tpot=tpot,
-        prompt_tokens=answer.prompt_tokens,
-        cached_tokens=answer.cached_tokens,
-        completion_tokens=answer.completion_tokens,
-        finish_reason=answer.finish_reason,
-        instance=answer.instance,
-        placement=answer.placement,
-        output=answer.output,
-        error=answer.error,
+@dataclass(slots=True)
+class _Driver:
+    """The calls in flight, each a task."""
+
+    replay: Replay
+    sessions: Sequence[PlannedSession]
+    pacing: Pacing
+    settings: PacingSettings
+    begin: int
+    on_call: Callable[[CallRecord], None]
+    flying: set[asyncio.Task[None]] = field(default_factory=set)
+    broken: list[BaseException] = field(default_factory=list)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def start(self, sends: Sequence[Send]) -> None:
+        for send in sends:
+            task = asyncio.create_task(self._send(send))
+            self.flying.add(task)
+            task.add_done_callback(self._over)
+
+    def _over(self, task: asyncio.Task[None]) -> None:
+        self.flying.discard(task)
+        self.news.set()
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.broken.append(error)
+
+    async def pause(self, wakeup: int | None) -> None:
+        """Wait for a call to end or for the next one to be due. Raises what broke in a task."""
+        left = None if wakeup is None else max(0, wakeup - self.replay.clock()) / NANOSECONDS
+        try:
+            async with asyncio.timeout(left):
+                await self.news.wait()
+        except TimeoutError:
+            pass
+        self.news.clear()
+        if self.broken:
+            raise self.broken[0]
+
+    async def cancel(self) -> None:
+        tasks = list(self.flying)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _send(self, send: Send) -> None:
+        clock = self.replay.clock
+        session = self.sessions[send.session]
+        request = session.request(send.branch, send.index, send.last)
+        sent = clock()
+        answer = await self.replay.endpoint.send(request, clock)
+        now = clock()
+        self.pacing.ended(send, not answer.error, now)
+        record = self._record(session, send, request, answer, (sent, now))
+        self.replay.records.append(record)
+        self.on_call(record)
+
+    def _record(
+        self,
+        session: PlannedSession,
+        send: Send,
+        request: Request,
+        answer: Answer,
+        instants: tuple[int, int],
+    ) -> CallRecord:
+        sent, finished = (_seconds(instant - self.begin) for instant in instants)
+        branch = session.recorded.branches[send.branch]
+        first = answer.first
+        return CallRecord(
+            session=session.session,
+            request_id=request.request_id,
+            model=request.model,
+            index=send.index,
+            gap=_seconds(self.settings.gap(branch.calls[send.index])),
+            intended=_seconds(send.intended - self.begin),
+            sent=sent,
+            finished=finished,
+            expected_tokens=request.expected,
+            ttft=None if first is None else _seconds(first - send.intended),
+            tpot=_tpot(answer),
+            prompt_tokens=answer.prompt_tokens,
+            cached_tokens=answer.cached_tokens,
+            restored_tokens=answer.restored_tokens,
+            completion_tokens=answer.completion_tokens,
+            finish_reason=answer.finish_reason,
+            instance=answer.instance,
+            placement=answer.placement,
+            output=answer.output,
+            error=answer.error,
+            branch=branch.name,
+            returning=send.index > 0,
+            warmup=session.warmup,
+        )
+
+
+def complete_sessions(
+    sessions: Sequence[PlannedSession], records: Sequence[CallRecord]
+) -> frozenset[str]:
+    """The sessions of which every call succeeded."""
+    good: dict[str, set[tuple[str, int]]] = {}
+    for record in records:
+        if not record.error:
+            good.setdefault(record.session, set()).add((record.branch, record.index))
+    return frozenset(
+        session.session
+        for session in sessions
+        if len(good.get(session.session, ())) == session.recorded.calls
     )
+
+
+def _tpot(answer: Answer) -> float | None:
+    drawn = answer.completion_tokens or 0
+    if answer.first is None or answer.last is None or drawn < 2:
+        return None
+    return _seconds(answer.last - answer.first) / (drawn - 1)
+
+
+def _seconds(nanoseconds: int) -> float:
+    return nanoseconds / NANOSECONDS
+
+
+def _nanoseconds(seconds: float) -> int:
+    return round(seconds * NANOSECONDS)

@@ -8,12 +8,13 @@ would instead change the beginning of every prompt and with it what a prefix cac
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import msgspec
 
-from alipes.replay.traces.model import Call, Message, ToolCall, Trajectory
+from alipes.replay.conversation import Conversation, Exchange
+from alipes.replay.traces.model import Message, ToolCall
 
 KEEP_AT_LEAST: Final = 48
 MIN_SHARE: Final = 0.005
@@ -40,10 +41,10 @@ def shorten_message(message: Message, share: float) -> Message:
     )
 
 
-def shorten_trajectory(trajectory: Trajectory, share: float) -> Trajectory:
+def shorten_conversation(conversation: Conversation, share: float) -> Conversation:
     """Every message of every call shortened to ``share``; 1 leaves all as it is."""
     if share >= 1:
-        return trajectory
+        return conversation
     known: dict[Message, Message] = {}
 
     def short(message: Message) -> Message:
@@ -51,11 +52,10 @@ def shorten_trajectory(trajectory: Trajectory, share: float) -> Trajectory:
             known[message] = shorten_message(message, share)
         return known[message]
 
-    calls = tuple(
-        Call(tuple(short(message) for message in call.prompt), short(call.reply), call.gap)
-        for call in trajectory.calls
+    return tuple(
+        tuple(Exchange(tuple(map(short, one.prompt)), short(one.reply)) for one in branch)
+        for branch in conversation
     )
-    return dataclasses.replace(trajectory, calls=calls)
 
 
 def text_of(message: Message) -> str:
@@ -67,20 +67,18 @@ def text_of(message: Message) -> str:
     return "\n".join(filter(None, (message.content, *calls)))
 
 
-def texts_of(trajectory: Trajectory) -> frozenset[str]:
-    """Every distinct text whose tokens must be known to size the session."""
-    return frozenset(
-        text_of(message) for call in trajectory.calls for message in (*call.prompt, call.reply)
-    )
+def texts_of(exchanges: Iterable[Exchange]) -> frozenset[str]:
+    """Every distinct text whose tokens must be known to size the calls."""
+    return frozenset(text_of(message) for one in exchanges for message in (*one.prompt, one.reply))
 
 
-def tokens_needed(trajectory: Trajectory, counts: Mapping[str, int]) -> int:
-    """An upper bound on prompt + completion tokens of the session's longest call, where
-    ``counts`` has the tokens of each of ``texts_of``."""
+def tokens_needed(exchanges: Iterable[Exchange], counts: Mapping[str, int]) -> int:
+    """An upper bound on prompt + completion tokens of the longest call, where ``counts`` has the
+    tokens of each of ``texts_of``."""
     return max(
         PER_PROMPT
-        + sum(PER_MESSAGE + counts[text_of(message)] for message in (*call.prompt, call.reply))
-        for call in trajectory.calls
+        + sum(PER_MESSAGE + counts[text_of(message)] for message in (*one.prompt, one.reply))
+        for one in exchanges
     )
 
 

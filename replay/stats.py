@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -85,11 +85,13 @@ def summarise(
     token_counts: str,
 ) -> Summary:
     """Rows for every planned session, in plan order, and for every model."""
-    sessions = tuple(
-        _session_row(plan, [record for record in records if record.session == plan.session])
-        for plan in planned
-    )
-    models = tuple(dict.fromkeys(plan.model for plan in planned))
+    of_session: defaultdict[str, list[CallRecord]] = defaultdict(list)
+    for record in records:
+        of_session[record.session].append(record)
+    sessions = tuple(_session_row(plan, of_session[plan.session]) for plan in planned)
+    # Branches may have models of their own.
+    used = [*(plan.model for plan in planned), *(record.model for record in records)]
+    models = tuple(dict.fromkeys(used))
     rows = [
         _model_row(
             model,
@@ -115,7 +117,7 @@ def _session_row(plan: PlannedTotals, records: Sequence[CallRecord]) -> SessionR
         calls=len(good),
         planned=plan.calls,
         failed=len(records) - len(good),
-        sct=good[-1].finished - good[0].intended if whole else None,
+        sct=_spanned(good) if whole else None,
         ttft_p50=nearest_rank(ttft, 50),
         ttft_p95=nearest_rank(ttft, 95),
         prompt_tokens=sum(record.prompt_tokens or 0 for record in good),
@@ -124,6 +126,11 @@ def _session_row(plan: PlannedTotals, records: Sequence[CallRecord]) -> SessionR
         shortened=plan.share,
         error=next((record.error for record in records if record.error), ""),
     )
+
+
+def _spanned(records: Sequence[CallRecord]) -> float:
+    """Calls of branches may overlap: neither the first nor the last to end need be the ends."""
+    return max(r.finished for r in records) - min(r.intended for r in records)
 
 
 def _model_row(
@@ -148,7 +155,7 @@ def _model_row(
         ttft_p95=nearest_rank(ttft, 95),
         tpot_p50=nearest_rank(tpot, 50),
         tpot_p95=nearest_rank(tpot, 95),
-        prompt_tokens=sum(row.prompt_tokens for row in sessions),
-        cached_tokens=sum(row.cached_tokens for row in sessions),
-        completion_tokens=sum(row.completion_tokens for row in sessions),
+        prompt_tokens=sum(record.prompt_tokens or 0 for record in good),
+        cached_tokens=sum(record.cached_tokens or 0 for record in good),
+        completion_tokens=sum(record.completion_tokens or 0 for record in good),
     )

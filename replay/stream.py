@@ -1,4 +1,4 @@
-"""What a streamed chat completion said, read line by line; no sockets here."""
+"""What a streamed completion said, read line by line; no sockets here."""
 
 from __future__ import annotations
 
@@ -33,18 +33,22 @@ class _Delta(msgspec.Struct, frozen=True):
 
 
 class _Choice(msgspec.Struct, frozen=True):
+    """``text`` is of a completion, ``delta`` of a chat completion."""
+
     delta: _Delta = _Delta()
+    text: str | None = None
     finish_reason: str | None = None
 
 
-class _Cached(msgspec.Struct, frozen=True):
+class _Details(msgspec.Struct, frozen=True):
     cached_tokens: int | None = None
+    restored_tokens: int | None = None
 
 
 class _Usage(msgspec.Struct, frozen=True):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
-    prompt_tokens_details: _Cached | None = None
+    prompt_tokens_details: _Details | None = None
 
 
 class _Chunk(msgspec.Struct, frozen=True):
@@ -65,6 +69,7 @@ class Answer:
     last: int | None = None
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
+    restored_tokens: int | None = None
     completion_tokens: int | None = None
     finish_reason: str = ""
     instance: str = ""
@@ -87,7 +92,7 @@ class Answer:
         try:
             self._chunk(_decoder.decode(event), clock)
         except msgspec.DecodeError as error:
-            self.error = f"an event of the stream is not a chat completion chunk: {error}"
+            self.error = f"an event of the stream is not a completion chunk: {error}"
 
     def close(self) -> None:
         """The stream is over."""
@@ -99,13 +104,14 @@ class Answer:
         if chunk.error:
             self.error = f"in the stream: {_message_in(chunk.error)}"
         for choice in chunk.choices:
-            self._text(choice.delta.text, clock)
+            self._text(choice.text or choice.delta.text, clock)
             self.finish_reason = choice.finish_reason or self.finish_reason
         if chunk.usage is not None:
             self.prompt_tokens = chunk.usage.prompt_tokens
             self.completion_tokens = chunk.usage.completion_tokens
             details = chunk.usage.prompt_tokens_details
             self.cached_tokens = details.cached_tokens if details else None
+            self.restored_tokens = details.restored_tokens if details else None
 
     def _text(self, text: str, clock: Callable[[], int]) -> None:
         if not text:

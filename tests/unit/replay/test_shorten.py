@@ -1,22 +1,25 @@
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from alipes.replay.conversation import Exchange, conversation_of
 from alipes.replay.shorten import (
     MIN_SHARE,
+    shorten_conversation,
     shorten_message,
     shorten_text,
-    shorten_trajectory,
     smaller_share,
     text_of,
     texts_of,
     tokens_needed,
 )
-from alipes.replay.traces.model import Call, Message, ToolCall, Trajectory
+from alipes.replay.traces.model import Message, ToolCall
 from alipes.replay.traces.read import read
+from alipes.replay.traces.text import quarter, session_of
 
 SHIPPED = Path(__file__).parents[3] / "replay" / "data" / "marshmallow-1867-xml.traj"
 
@@ -42,15 +45,15 @@ def test_the_marker_tells_what_is_missing() -> None:
 
 @pytest.mark.parametrize("share", [0.9, 0.5, 0.1, 0.01])
 def test_prompts_that_were_prefixes_still_are(share: float) -> None:
-    whole = read(SHIPPED)
-    short = shorten_trajectory(whole, share)
-    for before, after in zip(short.calls, short.calls[1:], strict=False):
+    whole = conversation_of(session_of(read(SHIPPED), "", quarter))
+    ((*_, last),) = whole
+    (short,) = shorten_conversation(whole, share)
+    for before, after in pairwise(short):
         begin = (*before.prompt, before.reply)
         assert after.prompt[: len(begin)] == begin
-    assert len(short.calls) == len(whole.calls)
-    assert [len(call.prompt) for call in short.calls] == [len(call.prompt) for call in whole.calls]
-    last = short.calls[-1].prompt
-    assert sum(map(len, map(text_of, last))) < sum(map(len, map(text_of, whole.calls[-1].prompt)))
+    assert [len(one.prompt) for one in short] == [len(one.prompt) for one in whole[0]]
+    texts = [sum(len(text_of(message)) for message in one.prompt) for one in (short[-1], last)]
+    assert texts[0] < texts[1]
 
 
 def test_tool_arguments_stay_json() -> None:
@@ -67,13 +70,11 @@ def test_tool_arguments_stay_json() -> None:
 def test_the_longest_call_sizes_the_session() -> None:
     short, long = Message("user", "a b"), Message("user", "a b c d e")
     reply = Message("assistant", "r")
-    trajectory = Trajectory(
-        "t", Path("t"), (Call((long,), reply, 0), Call((short, reply, short), reply, 0))
-    )
-    counts = {text: len(text.split()) for text in texts_of(trajectory)}
+    calls = [Exchange((long,), reply), Exchange((short, reply, short), reply)]
+    counts = {text: len(text.split()) for text in texts_of(calls)}
     bare = dict.fromkeys(counts, 0)
-    template = tokens_needed(trajectory, bare)
-    assert tokens_needed(trajectory, counts) == template + 2 + 1 + 2 + 1
+    template = tokens_needed(calls, bare)
+    assert tokens_needed(calls, counts) == template + 2 + 1 + 2 + 1
 
 
 def test_the_search_for_a_share_always_ends() -> None:

@@ -57,8 +57,8 @@ def test_the_digest_is_of_the_text_however_it_was_cut() -> None:
 def test_what_goes_wrong_in_a_stream_is_an_error() -> None:
     assert "without [DONE]" in answer_of(delta(content="a"), done=False).error
     assert answer_of({"error": {"message": "gone"}}).error == "in the stream: gone"
-    assert "not a chat completion chunk" in answer_of("data: {oops").error
-    assert "not a chat completion chunk" in answer_of({"choices": 3}).error
+    assert "not a completion chunk" in answer_of("data: {oops").error
+    assert "not a completion chunk" in answer_of({"choices": 3}).error
 
 
 def test_http_problems_are_one_line() -> None:

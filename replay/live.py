@@ -1,0 +1,117 @@
+"""A live replay as a run folder: what ran, calls as they end, and what an earlier run of the same
+replay has already done."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+
+import msgspec
+
+from alipes.replay.pacing import PacingSettings
+from alipes.replay.prepare import Sending
+from alipes.replay.records import CallRecord, Recorder
+from alipes.replay.runner import Replay, complete_sessions
+from alipes.replay.runs import (
+    CALLS_FILE,
+    MEMORY_FILE,
+    ROUNDS_FILE,
+    RUN_FILE,
+    SWITCHES_FILE,
+    RunError,
+    RunInfo,
+    read_run,
+)
+
+SUMMARY_FILE = "summary.json"
+
+
+def describe(
+    files: Sequence[Path],
+    name: str,
+    models: Sequence[str],
+    pacing: PacingSettings,
+    sending: Sending,
+) -> RunInfo:
+    """What is to run; ``settings`` holds all that decides what is sent, and when."""
+    digest = hashlib.blake2b(digest_size=8)
+    for file in files:
+        digest.update(hashlib.blake2b(file.read_bytes()).digest())
+    trace = ", ".join(file.name for file in files)
+    settings = {
+        "models": ",".join(models),
+        "concurrency": str(pacing.concurrency),
+        "rate": str(pacing.rate),
+        "recorded": str(pacing.recorded),
+        "gap_cap": str(pacing.gap_cap),
+        "warmup": str(sending.warmup),
+        "forced": str(sending.forced),
+        "plain": str(sending.plain),
+        "vocabulary": f"{sending.vocabulary.low}-{sending.vocabulary.high}",
+        "trace": digest.hexdigest(),
+    }
+    return RunInfo(
+        scenario=f"replay of {trace}",
+        configuration=name,
+        kind="live",
+        trace=trace,
+        seed=pacing.seed,
+        complete=False,
+        settings=settings,
+    )
+
+
+def take_up(folder: Path, info: RunInfo, replay: Replay) -> None:
+    """Give the replay the records of what an earlier run in ``folder`` completed. Raises
+    ``RunError`` where that was another replay."""
+    if not (folder / RUN_FILE).exists():
+        return
+    earlier = read_run(folder)
+    wanted = {**info.settings, "seed": str(info.seed)}
+    found = {**earlier.info.settings, "seed": str(earlier.info.seed)}
+    for name in wanted | found:
+        if wanted.get(name) != found.get(name):
+            raise RunError(
+                f"--resume: {folder} holds another replay ({name}: {found.get(name)}, now"
+                f" {wanted.get(name)}); repeat its options, or give another --out"
+            )
+    done = complete_sessions(replay.sessions, earlier.calls)
+    replay.records = [record for record in earlier.calls if record.session in done]
+
+
+async def record(
+    replay: Replay,
+    folder: Path,
+    info: RunInfo,
+    pacing: PacingSettings,
+    on_call: Callable[[CallRecord], None],
+) -> None:
+    """Send every remaining call; each is a line of the folder's calls as it ends. However the run
+    ends, the folder holds a valid run."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in (SWITCHES_FILE, ROUNDS_FILE, MEMORY_FILE, SUMMARY_FILE):
+        (folder / name).unlink(missing_ok=True)
+    _write_info(folder, info, replay)
+    with closing(Recorder(folder / CALLS_FILE, replay.records)) as recorder:
+
+        def ended(call: CallRecord) -> None:
+            recorder.add(call)
+            on_call(call)
+
+        try:
+            await replay.run(ended, pacing)
+        finally:
+            _write_info(folder, info, replay)
+            summary = msgspec.json.encode(replay.summary())
+            (folder / SUMMARY_FILE).write_bytes(summary)
+
+
+def _write_info(folder: Path, info: RunInfo, replay: Replay) -> None:
+    planned = {
+        session.session: session.recorded.calls for session in replay.sessions if not session.warmup
+    }
+    seconds = max((record.finished for record in replay.records), default=0.0)
+    now = msgspec.structs.replace(info, planned=planned, seconds=seconds, complete=replay.complete)
+    (folder / RUN_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(now)) + b"\n")
