@@ -56,12 +56,17 @@ _Loader.add_implicit_resolver(
 )
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
-    """The file's mapping. Raises FieldError, also for a file that cannot be read."""
+def read_yaml(
+    path: Path,
+    keys: str = "`models` and `instances`",
+    remedy: str = "`alipes init` writes one",
+) -> dict[str, Any]:
+    """The file's mapping, which has ``keys``. Raises FieldError, also for a file that cannot be
+    read; ``remedy`` is for one that is not there."""
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise FieldError("", "no such file; `alipes init` writes one") from None
+        raise FieldError("", f"no such file; {remedy}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise FieldError("", f"cannot be read: {error}") from None
     try:
@@ -72,7 +77,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     except yaml.YAMLError as error:
         raise FieldError("", f"not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(value, dict):
-        raise FieldError("", "must be a mapping with `models` and `instances`")
+        raise FieldError("", f"must be a mapping with {keys}")
     return value
 
 

@@ -53,6 +53,8 @@ class BlockPool:
         self._evictable: list[tuple[tuple[int, ...], int, int]] = []
         self._cached = 0
         self._access = 0
+        # No block above this one is held or cached.
+        self._top = -1
 
     @property
     def free(self) -> int:
@@ -71,6 +73,14 @@ class BlockPool:
         """Blocks that ``allocate`` could hand out now."""
         return self.free + self._cached
 
+    @property
+    def highest(self) -> int:
+        """The highest block that is held or cached, -1 without any. Amortised O(1): blocks are
+        handed out low first, so all that it passes were given back since they were below one."""
+        while self._top >= 0 and not (self._references[self._top] or self._ticket[self._top]):
+            self._top -= 1
+        return self._top
+
     def references(self, block: int) -> int:
         return self._references[block]
 
@@ -86,6 +96,8 @@ class BlockPool:
         unused = min(count - returned, self.total - self._unused)
         blocks.extend(range(self._unused, self._unused + unused))
         self._unused += unused
+        if blocks:
+            self._top = max(self._top, blocks[-1])
         evicted = [self._evict() for _ in range(count - returned - unused)]
         blocks.extend(evicted)
         for block in blocks:

@@ -89,11 +89,18 @@ class EngineCosts:
     def estimate(self) -> Estimate:
         """The coefficients in seconds, as a scheduler that has measured enough reports them; the
         switch is one from the host."""
-        prefill, decode, restore = (
-            [atto / ATTO for atto in part] for part in (self._prefill, self._decode, self._restore)
+        return Estimate(
+            prefill_base=self._prefill[0] / ATTO,
+            prefill_token=self._prefill[1] / ATTO,
+            prefill_context=self._prefill[2] / ATTO,
+            decode_base=self._decode[0] / ATTO,
+            decode_call=self._decode[1] / ATTO,
+            decode_context=self._decode[2] / ATTO,
+            switch=self.switch(self.weight_bytes, 0) / 1e9,
+            restore_base=self._restore[0] / ATTO,
+            restore_token=self._restore[1] / ATTO,
+            samples=0,
         )
-        switch = self.switch(self.weight_bytes, 0) / 10**9
-        return Estimate(*prefill, *decode, switch, *restore, samples=0)
 
 
 def engine_costs(hardware: Hardware, model: str) -> EngineCosts:

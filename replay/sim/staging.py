@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from alipes.instance.memory.staging import StagedSwitch, StagingArea, StagingLedger
+from alipes.instance.memory.staging import StagedSwitch, StagingLedger
+from alipes.instance.memory.staging_plan import StagingArea
 from alipes.replay.runs import SwitchRecord
 from alipes.replay.sim.costs import EngineCosts
 from alipes.replay.sim.hardware import Hardware

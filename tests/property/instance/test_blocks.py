@@ -105,6 +105,7 @@ class Blocks(RuleBasedStateMachine):
         held = self.held()
         assert self.pool.held == len(held)
         assert self.pool.cached == len(self.cached)
+        assert self.pool.highest == max(held.union(self.cached), default=-1)
         assert self.pool.free + self.pool.cached + self.pool.held == self.total
         assert {b for b in range(self.total) if self.pool.is_cached(b)} == set(self.cached)
         for block in range(self.total):
