@@ -25,9 +25,9 @@ from alipes.instance.scheduler.profile import Trial
 from alipes.instance.scheduler.rounds import RoundScheduler
 from alipes.replay.pacing import Pacing, PacingSettings
 from alipes.replay.sim.cluster import Cluster
-from alipes.replay.sim.costs import EngineCosts
+from alipes.replay.sim.costs import EngineCosts, engine_costs
 from alipes.replay.sim.hardware import Hardware, HardwareError
-from alipes.replay.sim.instance import Costs, Memory, SimulatedInstance
+from alipes.replay.sim.instance import Memory, SimulatedInstance
 from alipes.replay.sim.scenario import InstanceSpec, Load, Setup
 from alipes.replay.sim.staging import StagingModel
 from alipes.replay.traces.content import Vocabulary
@@ -47,21 +47,15 @@ class Fleet:
     setup: Setup
     instances: Sequence[InstanceSpec]
 
-    @property
-    def block_tokens(self) -> int:
-        return self.setup.block_tokens or self.hardware.block_tokens
-
     def names(self) -> list[tuple[str, InstanceSpec]]:
         """Every instance by name, with what it serves."""
         numbers = itertools.count()
         return [(f"i{next(numbers)}", spec) for spec in self.instances for _ in range(spec.count)]
 
 
-def build(
-    fleet: Fleet, sessions: Sequence[Session], load: Load, seed: int, warmup: int
-) -> Cluster:
+def build(fleet: Fleet, sessions: Sequence[Session], load: Load, seed: int, warmup: int) -> Cluster:
     """A cluster in which every instance has connected. Raises ``HardwareError`` for a model that
-    the hardware does not know or cannot hold, ``SessionError`` for sessions that cannot be paced."""
+    the hardware does not know or cannot hold, ``SessionError`` for sessions that never end."""
     pacing = Pacing(
         sessions,
         PacingSettings(load.concurrency, load.rate, load.recorded, seed, load.gap_cap),
@@ -93,15 +87,16 @@ def _instance(
     fleet: Fleet, name: str, spec: InstanceSpec, cluster: Cluster
 ) -> tuple[SimulatedInstance, Hello]:
     hardware, setup = fleet.hardware, fleet.setup
-    reports = tuple(_report(hardware, fleet.block_tokens, model) for model in spec.models)
     settings = _settings(fleet, name, spec)
-    costs: dict[str, Costs] = {model: EngineCosts(hardware, model) for model in spec.models}
+    costs = {model: engine_costs(hardware, model) for model in spec.models}
+    reports = tuple(_report(hardware, costs[model]) for model in spec.models)
+    # Blocks of different models take whole slabs: few of them, for speed, at little waste.
     slab = max(1, min(report.block_bytes for report in reports) // SLABS_A_BLOCK)
     host = HostSlabs(slab, settings.host_bytes // slab)
     scheduler = RoundScheduler(settings, reports, host)
-    staging = StagingModel(hardware, reports, fleet.block_tokens, setup.staging, name)
+    staging = StagingModel(name, hardware, costs, setup.staging)
     for report in reports:
-        scheduler.learn(_trial(report, costs[report.name], staging, settings.prefill_chunk))
+        scheduler.learn(_trial(report, costs[report.name], settings.prefill_chunk))
     memory = Memory(
         capacity=int(hardware.device_bytes.value),
         runtime=int(hardware.runtime_bytes.value),
@@ -109,7 +104,7 @@ def _instance(
         block_bytes={report.name: report.block_bytes for report in reports},
     )
     instance = SimulatedInstance(
-        name, scheduler, costs, staging, memory, fleet.block_tokens, cluster.message
+        name, scheduler, costs, staging, memory, hardware.block_tokens, cluster.message
     )
     hello = Hello(
         protocol=PROTOCOL,
@@ -118,7 +113,7 @@ def _instance(
         pool=spec.pool,
         engine="simulated",
         device=hardware.name,
-        block_tokens=fleet.block_tokens,
+        block_tokens=hardware.block_tokens,
         max_running=settings.max_running,
         max_waiting=settings.max_waiting,
         prefill_chunk=settings.prefill_chunk,
@@ -141,7 +136,7 @@ def _settings(fleet: Fleet, name: str, spec: InstanceSpec) -> InstanceSettings:
         device="cuda",
         device_bytes=int(hardware.device_bytes.value),
         host_bytes=setup.host_bytes or int(hardware.host_bytes.value),
-        block_tokens=fleet.block_tokens,
+        block_tokens=hardware.block_tokens,
         prefill_chunk=setup.prefill_chunk or hardware.prefill_chunk,
         max_running=setup.max_running or hardware.max_running,
         max_waiting=MAX_WAITING,
@@ -152,37 +147,30 @@ def _settings(fleet: Fleet, name: str, spec: InstanceSpec) -> InstanceSettings:
     )
 
 
-def _report(hardware: Hardware, block_tokens: int, model: str) -> ModelReport:
-    costs = hardware.models.get(model)
-    if costs is None:
-        known = ", ".join(sorted(hardware.models))
-        raise HardwareError(f"hardware {hardware.name} has no model {model!r}; it has {known}")
-    block_bytes = int(costs.kv_token_bytes.value * block_tokens)
-    weights = int(costs.weight_bytes.value)
-    left = int(hardware.device_bytes.value) - int(hardware.runtime_bytes.value) - weights
-    if left < block_bytes:
+def _report(hardware: Hardware, costs: EngineCosts) -> ModelReport:
+    if costs.kv_blocks < 1:
         raise HardwareError(
-            f"hardware {hardware.name}: {model} leaves {left} bytes for KV, less than one block;"
+            f"{hardware.name}: {costs.model} leaves no room for a block of KV;"
             " give it a larger device_bytes"
         )
     return ModelReport(
-        name=model,
-        kv_format=f"simulated:{model}",
-        context=costs.context,
+        name=costs.model,
+        kv_format=f"simulated:{costs.model}",
+        context=hardware.models[costs.model].context,
         vocab_size=VOCABULARY.high,
-        weight_bytes=weights,
-        block_bytes=block_bytes,
-        kv_blocks=left // block_bytes,
+        weight_bytes=costs.weight_bytes,
+        block_bytes=costs.block_bytes,
+        kv_blocks=costs.kv_blocks,
     )
 
 
-def _trial(report: ModelReport, costs: Costs, staging: StagingModel, chunk: int) -> Trial:
+def _trial(report: ModelReport, costs: EngineCosts, chunk: int) -> Trial:
     """What a live instance measures before its first call."""
     most = min(chunk, report.context - 1)
     prompts = sorted({max(1, most // 4), most})
     return Trial(
         model=report.name,
-        switch=staging.host_switch_ns(report.name) / 1e9,
+        switch=costs.switch(report.weight_bytes, 0) / 1e9,
         prefills=tuple((n, costs.prefill([(n, 0)]) / 1e9) for n in prompts),
         context=most + 1,
         decode=costs.decode(1, most + 1, 1) / 1e9,
