@@ -9,6 +9,7 @@ from alipes.cli.init import init
 from alipes.cli.instances import drain, instance
 from alipes.cli.models import models
 from alipes.cli.replay import replay
+from alipes.cli.report import report
 from alipes.cli.serve import serve
 from alipes.cli.trace import trace
 
@@ -24,6 +25,7 @@ app.command()(check)
 app.command()(instance)
 app.command()(drain)
 app.command()(replay)
+app.command()(report)
 app.add_typer(models, name="models")
 app.add_typer(trace, name="trace")
 

@@ -1,0 +1,305 @@
+"""Figures drawn by matplotlib, as the inside of SVG elements.
+
+The same panel gives the same bytes: ids come from a fixed salt, no date is written, no setting of
+the user's counts. Text stays text, without a font, so that the page's own is used. Colours are
+those of ``palette.LIGHT``; a page may replace them.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import singledispatch
+from typing import Any, Final
+
+import matplotlib
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+
+from alipes.replay.reports.form import Areas, Bars, Box, Boxes, Lines, Panel
+from alipes.replay.reports.palette import LIGHT
+
+WIDTH: Final = 400
+"""Units of a panel; a phone shows about as many pixels."""
+HEIGHT: Final = 270
+ROW: Final = 27
+"""Height that a bar or box takes."""
+FRAME: Final = 74
+"""Height of the title, the axis and its label."""
+POINTS_A_UNIT: Final = 72
+STYLE: Final[dict[Any, Any]] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "alipes",
+    "font.size": 11.0,
+    "axes.titlesize": 12.0,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.edgecolor": LIGHT["ink"],
+    "axes.labelcolor": LIGHT["ink"],
+    "axes.titlecolor": LIGHT["ink"],
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "xtick.color": LIGHT["ink"],
+    "ytick.color": LIGHT["ink"],
+    "text.color": LIGHT["ink"],
+    "grid.color": LIGHT["grid"],
+    "grid.linewidth": 0.7,
+    "lines.linewidth": 1.8,
+    "figure.facecolor": "none",
+    "axes.facecolor": "none",
+    "path.simplify": False,
+    "text.parse_math": False,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Drawing:
+    """What goes into an ``<svg viewBox="0 0 width height">``."""
+
+    width: int
+    height: int
+    body: str
+
+
+def draw(panel: Panel, salt: str) -> Drawing:
+    """``salt`` is unique among the drawings of one page: it goes into the ids."""
+    height = _height(panel)
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update({**STYLE, "svg.hashsalt": salt})
+        canvas = Canvas(
+            figsize=(WIDTH / POINTS_A_UNIT, height / POINTS_A_UNIT), layout="constrained"
+        )
+        axes = canvas.add_subplot()
+        axes.set_title(panel.title)
+        _paint(panel, axes)
+        written = io.StringIO()
+        canvas.savefig(written, format="svg", metadata=_NO_METADATA)
+    return Drawing(WIDTH, height, _inside(written.getvalue()))
+
+
+_NO_METADATA: Final = {"Date": None, "Creator": None, "Format": None, "Type": None}
+
+
+def _height(panel: Panel) -> int:
+    match panel:
+        case Boxes(boxes=boxes):
+            return max(HEIGHT // 2, FRAME + (ROW + 8) * len(boxes))
+        case Bars(grouped=True, categories=categories, layers=layers):
+            return FRAME + len(categories) * (ROW // 2 * len(layers) + 10)
+        case Bars(categories=categories):
+            return FRAME + ROW * len(categories)
+    return HEIGHT
+
+
+def _inside(svg: str) -> str:
+    """The elements of a whole SVG file; without ids that nothing refers to, fonts, metadata."""
+    body = svg[svg.index(">", svg.index("<svg")) + 1 : svg.rindex("</svg>")]
+    body = re.sub(r"<metadata>.*?</metadata>", "", body, flags=re.DOTALL)
+    body = re.sub(r"<style[^>]*>.*?</style>", "", body, flags=re.DOTALL)
+    body = re.sub(r"<!--.*?-->", "", body, flags=re.DOTALL)
+    body = body.replace("xlink:href", "href")
+    used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', body))
+    body = re.sub(
+        r' id="([^"]*)"', lambda found: found.group(0) if found.group(1) in used else "", body
+    )
+    body = re.sub(r" font-family: [^;\"]*;", "", body)
+    body = re.sub(r"\d+\.\d{3,}", lambda found: f"{float(found.group()):.2f}", body)
+    body = re.sub(r' transform="rotate\(-0 [^"]*"', "", body)
+    body = re.sub(r"<defs>\s*</defs>", "", body)
+    return re.sub(r"\s*\n\s*", "\n", body).strip()
+
+
+@singledispatch
+def _paint(panel: Panel, axes: Axes) -> None:
+    raise TypeError(f"no way to draw {type(panel).__name__}")
+
+
+@_paint.register
+def _lines(panel: Lines, axes: Axes) -> None:
+    for one in panel.series:
+        axes.plot(
+            one.x,
+            one.y,
+            color=LIGHT[one.colour],
+            linestyle=(0, (4, 2)) if one.dashed else "-",
+            drawstyle="steps-post" if panel.stepped else "default",
+            marker="o" if panel.dots else "",
+            markersize=4.5,
+        )
+    _axes(panel.x_label, panel.y_label, axes)
+    axes.grid(True)
+    for mark in panel.marks:
+        _mark(axes, mark.axis, mark.at, mark.text, LIGHT[mark.colour])
+    if panel.log_x:
+        _logarithmic(axes, [x for one in panel.series for x in one.x])
+    else:
+        axes.xaxis.set_major_formatter(FuncFormatter(_tick))
+        axes.set_xlim(left=min(0.0, *(x for one in panel.series for x in one.x)))
+    if panel.y_range:
+        axes.set_ylim(panel.y_range[0], panel.y_range[1] * 1.01)
+    else:
+        axes.set_ylim(bottom=0)
+        axes.yaxis.set_major_formatter(FuncFormatter(_tick))
+
+
+def _mark(axes: Axes, axis: str, at: float, text: str, colour: str) -> None:
+    if axis == "x":
+        axes.axvline(at, color=colour, linewidth=1.1, linestyle=(0, (1, 1.5)))
+        return
+    axes.axhline(at, color=colour, linewidth=1.1, linestyle=(0, (1, 1.5)))
+    axes.annotate(
+        text,
+        (1.0, at),
+        xycoords=axes.get_yaxis_transform(),
+        xytext=(0, -3),
+        textcoords="offset points",
+        ha="right",
+        va="top",
+    )
+
+
+def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
+    axes.set_xscale("log")
+    low, high = min(values), max(values)
+    narrow = high < 30 * low
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,)))
+    axes.xaxis.set_minor_locator(NullLocator() if narrow else LogLocator(subs=range(2, 10)))
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.xaxis.set_major_formatter(FuncFormatter(_tick))
+    axes.set_xlim(low / 1.15, high * 1.15)
+
+
+@_paint.register
+def _areas(panel: Areas, axes: Axes) -> None:
+    axes.stackplot(
+        panel.layers[0].x,
+        [layer.y for layer in panel.layers],
+        colors=[LIGHT[layer.colour] for layer in panel.layers],
+        linewidth=0,
+    )
+    _axes(panel.x_label, panel.y_label, axes)
+    axes.margins(x=0)
+    axes.set_ylim(bottom=0)
+    axes.grid(True, axis="y")
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.yaxis.set_major_formatter(FuncFormatter(_tick))
+
+
+@_paint.register
+def _bars(panel: Bars, axes: Axes) -> None:
+    count = len(panel.layers)
+    places = range(len(panel.categories))
+    lefts = [0.0 for _ in places]
+    thick = 0.8 / count if panel.grouped else 0.68
+    for number, layer in enumerate(panel.layers):
+        colours: str | list[str] = LIGHT[layer.colour]
+        if panel.colours:
+            colours = [LIGHT[colour] for colour in panel.colours]
+        shift = (number - (count - 1) / 2) * thick if panel.grouped else 0.0
+        axes.barh(
+            [place + shift for place in places],
+            layer.values,
+            thick * (0.92 if panel.grouped else 1.0),
+            left=None if panel.grouped else lefts,
+            color=colours,
+            edgecolor=LIGHT["paper"],
+            linewidth=0.6,
+        )
+        if panel.grouped:
+            _figures(axes, [(place + shift, value) for place, value in enumerate(layer.values)])
+        lefts = [left + value for left, value in zip(lefts, layer.values, strict=True)]
+    if not panel.grouped and (count == 1 or not panel.ticks):
+        _figures(axes, [] if _all_ones(lefts) else list(enumerate(lefts)))
+    for place, tick in enumerate(panel.ticks):
+        if tick is not None:
+            axes.plot([tick, tick], [place - 0.45, place + 0.45], color=LIGHT["ink"], linewidth=2.4)
+    _categories(axes, panel.categories, panel.label)
+
+
+def _all_ones(values: Sequence[float]) -> bool:
+    return all(abs(value - 1) < 1e-9 for value in values)
+
+
+def _figures(axes: Axes, ends: Sequence[tuple[float, float]]) -> None:
+    """The value at the end of each bar, and room for it."""
+    for place, value in ends:
+        axes.annotate(
+            _value(value),
+            (value, place),
+            xytext=(3, 0),
+            textcoords="offset points",
+            va="center",
+            fontsize=10,
+        )
+    if ends:
+        axes.set_xlim(0, max((value for _, value in ends), default=1.0) * 1.16 or 1.0)
+
+
+@_paint.register
+def _boxes(panel: Boxes, axes: Axes) -> None:
+    for place, box in enumerate(panel.boxes):
+        _box(axes, place, box)
+    _categories(axes, [box.name for box in panel.boxes], panel.label)
+    axes.set_xlim(left=0, right=max(box.values[-1] for box in panel.boxes) * 1.05 or 1.0)
+
+
+def _box(axes: Axes, place: int, box: Box) -> None:
+    colour = LIGHT[box.colour]
+    # Neighbours in rank lie on different lines, always on the same ones.
+    heights = [place + 0.3 * ((i * 0.618034) % 1 - 0.5) for i in range(len(box.values))]
+    axes.plot(box.values, heights, "o", color=colour, markersize=3.2, alpha=0.45, mew=0)
+    axes.plot([box.p5, box.p25], [place, place], color=colour, linewidth=1.3)
+    axes.plot([box.p75, box.p95], [place, place], color=colour, linewidth=1.3)
+    axes.barh(
+        [place],
+        [box.p75 - box.p25],
+        0.56,
+        left=[box.p25],
+        facecolor="none",
+        edgecolor=colour,
+        linewidth=1.5,
+    )
+    axes.plot([box.p50, box.p50], [place - 0.28, place + 0.28], color=LIGHT["ink"], linewidth=2.0)
+    axes.annotate(
+        _value(box.p50),
+        (box.p50, place - 0.28),
+        xytext=(0, 2),
+        textcoords="offset points",
+        ha="center",
+        va="bottom",
+        fontsize=10,
+    )
+
+
+def _categories(axes: Axes, names: Sequence[str], label: str) -> None:
+    """Names beside horizontal bars, the first on top."""
+    axes.set_yticks(range(len(names)), [textwrap.fill(name, 18) for name in names])
+    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel(label)
+    axes.grid(True, axis="x")
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.xaxis.set_major_formatter(FuncFormatter(_tick))
+
+
+def _axes(x_label: str, y_label: str, axes: Axes) -> None:
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+
+
+def _tick(value: float, position: int | None = None) -> str:
+    del position
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.6g}"
+
+
+def _value(value: float) -> str:
+    if value >= 100 or value == round(value):
+        return f"{value:,.0f}"
+    return f"{value:.3g}"

@@ -1,0 +1,170 @@
+"""Runs that are one configuration under one set of settings, with the names and colours they keep.
+
+Runs differ by configuration, kind and settings; those that differ in nothing but seeds are one
+group and are pooled. ``load`` divides figures into panels, ``lease_seconds`` makes a sweep, any
+other setting that differs goes into the name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from alipes.replay.records import CallRecord
+from alipes.replay.reports.palette import series_colour
+from alipes.replay.reports.sessions import SessionResult, planned_calls, session_results
+from alipes.replay.runs import Run
+
+LOAD: Final = "load"
+LEASE: Final = "lease_seconds"
+LOADS: Final = ("low", "medium", "high")
+
+Settings = Mapping[str, str]
+_Key = tuple[str, str, tuple[tuple[str, str], ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """``name`` tells it from others at the same load, ``label`` from all others. ``calls`` are
+    those that succeeded and count, ``failed`` how many did not. ``lease`` is None where leases
+    are not swept."""
+
+    configuration: str
+    kind: str
+    load: str
+    lease: float | None
+    name: str
+    label: str
+    colour: str
+    dashed: bool
+    runs: tuple[Run, ...]
+    sessions: tuple[SessionResult, ...]
+    calls: tuple[CallRecord, ...]
+    failed: int
+
+    @property
+    def whole(self) -> tuple[SessionResult, ...]:
+        """Sessions of which every call succeeded."""
+        return tuple(session for session in self.sessions if session.sct is not None)
+
+
+def group_runs(runs: Sequence[Run]) -> tuple[Group, ...]:
+    """Groups of the runs of one scenario: configurations in the order given, in each of them
+    loads and lease times from low to high."""
+    found: dict[_Key, list[Run]] = {}
+    for run in runs:
+        found.setdefault(_key(run), []).append(run)
+    planned = planned_calls(runs)
+    varied = _varied(found)
+    mixed = len({kind for _, kind, _ in found}) > 1
+    colours: dict[str, str] = {}
+    groups = []
+    for key in sorted(found, key=lambda key: _order(key, list(found))):
+        bare = _name(key, varied)
+        colour = colours.setdefault(bare, series_colour(len(colours)))
+        groups.append(_group(key, found[key], bare, colour, mixed, varied, planned))
+    return tuple(groups)
+
+
+def _group(
+    key: _Key,
+    runs: Sequence[Run],
+    bare: str,
+    colour: str,
+    mixed: bool,
+    varied: Mapping[tuple[str, str], set[str]],
+    planned: Mapping[tuple[int, str], int],
+) -> Group:
+    configuration, kind, pairs = key
+    settings = dict(pairs)
+    load = settings.get(LOAD, "") if varied[configuration, kind] & {LOAD} else ""
+    name = f"{bare} ({kind})" if mixed else bare
+    return Group(
+        configuration,
+        kind,
+        load,
+        _number(settings.get(LEASE)) if LEASE in varied[configuration, kind] else None,
+        name,
+        f"{name}, {load_words(load)}" if load else name,
+        colour,
+        mixed and kind == "live",
+        tuple(runs),
+        tuple(result for run in runs for result in session_results(run, planned)),
+        tuple(call for run in runs for call in run.counted if not call.error),
+        sum(bool(call.error) for run in runs for call in run.counted),
+    )
+
+
+def load_words(load: str) -> str:
+    return f"{load} load" if _number(load) is None else f"load {load}"
+
+
+def loads_of(groups: Iterable[Group]) -> tuple[str, ...]:
+    """The loads there are, from low to high; one empty one where none is told apart."""
+    return tuple(dict.fromkeys(sorted((g.load for g in groups), key=_load_order)))
+
+
+def _key(run: Run) -> _Key:
+    settings = {**run.info.settings, "hardware": run.info.hardware}
+    settings.pop("seed", None)
+    return run.info.configuration, run.info.kind, tuple(sorted(settings.items()))
+
+
+def _varied(keys: Iterable[_Key]) -> dict[tuple[str, str], set[str]]:
+    """By configuration and kind the settings in which its runs differ. A load that differs
+    anywhere is told everywhere, so that panels hold what belongs together."""
+    values: dict[tuple[str, str], dict[str, set[str]]] = {}
+    counts: dict[tuple[str, str], int] = {}
+    loads = set()
+    for configuration, kind, pairs in keys:
+        place = (configuration, kind)
+        counts[place] = counts.get(place, 0) + 1
+        for name, value in pairs:
+            values.setdefault(place, {}).setdefault(name, set()).add(value)
+            loads |= {value} if name == LOAD else set()
+    return {
+        place: {
+            name
+            for name, seen in values[place].items()
+            if len(seen) > 1 or (name == LOAD and len(loads) > 1)
+        }
+        for place in counts
+    }
+
+
+def _name(key: _Key, varied: Mapping[tuple[str, str], set[str]]) -> str:
+    configuration, kind, pairs = key
+    words = [configuration]
+    for name, value in pairs:
+        if name == LOAD or name not in varied[configuration, kind]:
+            continue
+        words.append(f"lease {value} s" if name == LEASE else f"{name} {value}")
+    return ", ".join(words)
+
+
+def _order(key: _Key, keys: Sequence[_Key]) -> tuple[int, tuple[int, float, str], float, int]:
+    """Configurations and kinds as they came; loads and leases by size."""
+    configurations = [configuration for configuration, _, _ in keys]
+    settings = dict(key[2])
+    lease = _number(settings.get(LEASE))
+    return (
+        configurations.index(key[0]),
+        _load_order(settings.get(LOAD, "")),
+        -1.0 if lease is None else lease,
+        keys.index(key),
+    )
+
+
+def _load_order(load: str) -> tuple[int, float, str]:
+    number = _number(load)
+    if number is not None:
+        return 1, number, ""
+    return (0, LOADS.index(load), "") if load in LOADS else (2, 0.0, load)
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float(text) if text else None
+    except ValueError:
+        return None
