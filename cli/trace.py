@@ -1,8 +1,11 @@
-"""``alipes trace``: the group; each command is a function of its own module, added here with
-``trace.command()(function)``."""
+"""``alipes trace``: the group; each command is a function of a module of its own."""
 
 from __future__ import annotations
 
 import typer
 
+from alipes.cli.trace_convert import convert, sample_trace
+
 trace = typer.Typer(help="Read, convert, sample and make traces.", no_args_is_help=True)
+trace.command()(convert)
+trace.command("sample")(sample_trace)
