@@ -30,9 +30,11 @@ REMEDY: Final = "expected agentic Mooncake JSONL (request_id, input_length, outp
 
 
 class Row(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Without ``input_length`` all blocks of ``hash_ids`` are full."""
+
     request_id: str
-    input_length: Prompt
     output_length: Length
+    input_length: Prompt | None = None
     session_id: str | None = None
     model: str = ""
     hash_ids: list[int] = []
@@ -79,7 +81,11 @@ def read(path: Path, data: bytes, size: int) -> Trace:
         if row.request_id in numbered:
             problem = f"{row.request_id!r} is there twice"
             raise line_error(path, number, "request_id", problem, "give each request its own id")
-        check_blocks(path, number, row.input_length, row.hash_ids, size)
+        if row.input_length is not None:
+            check_blocks(path, number, row.input_length, row.hash_ids, size)
+        elif not row.hash_ids:
+            problem = "has neither a length nor hash ids"
+            raise line_error(path, number, "input_length", problem, "give one")
         numbered[row.request_id] = (number, row)
     assembly = _Assembly(path, numbered, BlockNames(size, scope_of(data)))
     for request in _in_order(path, numbered):
@@ -94,11 +100,11 @@ def _in_order(path: Path, numbered: dict[str, Numbered]) -> Iterable[str]:
     seen: set[str] = set()
     sorted_already = True
     for request, (number, row) in numbered.items():
-        for other in row.wait_for:
-            if other not in numbered:
-                problem = f"no request {other!r}"
-                raise line_error(path, number, "wait_for", problem, "give the whole file")
-            sorted_already &= other in seen
+        for name, others in (("wait_for", row.wait_for), ("branches", row.branches)):
+            if unknown := [other for other in others if other not in numbered]:
+                problem = f"no request {unknown[0]!r}"
+                raise line_error(path, number, name, problem, "give the whole file")
+        sorted_already &= seen.issuperset(row.wait_for)
         seen.add(request)
     if sorted_already:
         return numbered
@@ -132,12 +138,13 @@ class _Assembly:
         joins = self._joined(line, row, branch, index)
         new, reply = new_content(branch.name, index), reply_stream(branch.name, index)
         blocks, output = branch.root.blocks, max(1, row.output_length)
-        kept = blocks.kept(context, row.hash_ids, row.input_length, row.prefix_reset is True)
-        added, tail = blocks.call(context, row.hash_ids, kept, row.input_length, new)
+        length = row.input_length or len(row.hash_ids) * self._names.size
+        kept = blocks.kept(context, row.hash_ids, length, row.prefix_reset is True)
+        added, tail = blocks.call(context, row.hash_ids, kept, length, new)
         gap = ((row.delay or 0.0) + (row.tool_wait_ms or 0.0)) / 1000
         wait = _wait(row, joins)
-        branch.calls.append(Call(row.input_length, output, kept, added, gap, wait, joins))
-        branch.contexts.append(Context(row.hash_ids, row.input_length, output, tail, reply))
+        branch.calls.append(Call(length, output, kept, added, gap, wait, joins))
+        branch.contexts.append(Context(row.hash_ids, length, output, tail, reply))
         branch.last = row.request_id
         self._places[row.request_id] = (branch, index)
 

@@ -79,8 +79,8 @@ class _SessionRows:
         tool = not root and call.wait is Wait.TOOL
         return Row(
             self._requests[branch.name, index],
-            call.prompt,
             call.output,
+            call.prompt,
             self._session.id if not branch.parent else f"{self._session.id}/{branch.name}",
             branch.model or self._session.model,
             self._hash_ids(branch.name, index, call, before),

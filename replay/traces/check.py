@@ -53,7 +53,7 @@ def _faults(session: Session, seen: set[str]) -> Iterator[tuple[str, str]]:
 
 
 def _branch_faults(branch: Branch, earlier: Mapping[str, Branch]) -> Iterator[tuple[str, str]]:
-    context = 0
+    context, messages = 0, 0
     if not branch.name or branch.name in earlier:
         yield "", "has no name of its own"
     if not branch.calls:
@@ -67,11 +67,19 @@ def _branch_faults(branch: Branch, earlier: Mapping[str, Branch]) -> Iterator[tu
         yield ": spawned_by", f"{branch.parent!r} has no call {branch.spawned_by}"
     else:
         spawner = earlier[branch.parent].calls[branch.spawned_by]
-        context = spawner.prompt + spawner.output
+        context, messages = _after(spawner)
     for index, call in enumerate(branch.calls):
         for where, problem in _call_faults(call, context):
             yield f": call {index}{where}", problem
-        context = call.prompt + call.output
+        if call.turn is not None and not 0 <= call.turn.kept <= messages:
+            yield f": call {index}: turn", f"{call.turn.kept} messages kept of {messages}"
+        context, messages = _after(call)
+
+
+def _after(call: Call) -> tuple[int, int]:
+    """(tokens, messages) of the context after a call"""
+    turn = call.turn
+    return call.prompt + call.output, turn.kept + len(turn.added) + 1 if turn else 0
 
 
 def _call_faults(call: Call, context: int) -> Iterator[tuple[str, str]]:

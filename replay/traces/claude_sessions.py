@@ -114,22 +114,29 @@ def _calls(
         added = one(new_content(branch.branch, index), call.prompt - kept)
         if not index and branch.parent:
             added = first_content(branch.branch, call.prompt, shared)
-        gap, wait = call.gap, call.wait if call.wait is not Wait.BRANCH else Wait.TOOL
-        if not index:
-            gap, wait = (branch.spawn_delay, wait) if branch.parent else (gap, Wait.START)
-        elif joins:
-            gap, wait = _gap_after(branch.calls, index, joins), Wait.BRANCH
+        gap, wait = _wait(branch, index, joins)
         names = tuple(other.branch for other in joins)
         calls.append(Call(call.prompt, max(1, call.output), kept, added, gap, wait, names))
         context, before = call.prompt + max(1, call.output), call.prompt
     return tuple(calls)
 
 
+def _wait(
+    branch: RecordedBranch, index: int, joins: Sequence[RecordedBranch]
+) -> tuple[float, Wait]:
+    call = branch.calls[index]
+    if joins:
+        return _gap_after(branch.calls, index, joins), Wait.BRANCH
+    if not index:
+        return (branch.spawn_delay, Wait.TOOL) if branch.parent else (call.gap, Wait.START)
+    return call.gap, Wait.TOOL if call.wait is Wait.BRANCH else call.wait
+
+
 def _joined(
     call: RecordedCall, index: int, waiting: list[RecordedBranch]
 ) -> tuple[list[RecordedBranch], list[RecordedBranch]]:
     """The branches that a call waits for, and those that no call has waited for yet."""
-    if call.wait is not Wait.BRANCH:
+    if call.wait is not Wait.BRANCH or not index:
         return [], waiting
     ready = [other for other in waiting if _spawner(other) < index]
     return ready, [other for other in waiting if _spawner(other) >= index]

@@ -19,7 +19,7 @@ from alipes.replay.traces.model import Message
 MAIN: Final = "main"
 
 
-class Span(msgspec.Struct, frozen=True, array_like=True):
+class Span(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Tokens ``start`` to ``start + length`` of a stream. A stream below zero belongs to the
     session alone; equal numbers from zero on are the same content in every session."""
 
