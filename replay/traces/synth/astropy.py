@@ -63,23 +63,21 @@ def depths() -> Ints:
 
 def astropy_30(seed: int = 1, models: tuple[str, ...] = LARGE_MODELS) -> Trace:
     """Raises ValueError unless three models are named."""
-    if len(models) != len(LARGE_MODELS):
-        raise ValueError(f"{LONG} is a trace of three models, not of {len(models)}")
+    _check(LONG, models)
     rng = generator(seed, LONG)
-    depth = np.tile(depths(), len(models))
-    grown, outputs = contexts(rng, depth)
+    depth, tasks = (np.tile(each, len(models)) for each in (depths(), np.arange(int(TASKS.value))))
+    grown, outputs = contexts(rng, depth, tasks)
     writer = Writer(LONG, grown, outputs, _gaps(rng, grown.first))
     ends = np.cumsum(depth).tolist()
-    tasks = int(TASKS.value)
     made = [
         writer.session(
-            f"{LONG}-{seed}-{model}-{i % tasks}",
-            model,
-            stream_id(LONG, "task", seed, i % tasks),
+            f"{LONG}-{seed}-{models[i // len(depths())]}-{task}",
+            models[i // len(depths())],
+            stream_id(LONG, "task", seed, task),
             range(ends[i] - int(depth[i]), ends[i]),
             ARRIVAL.value,
         )
-        for i, model in enumerate(np.repeat(models, tasks).tolist())
+        for i, task in enumerate(tasks.tolist())
     ]
     return Trace(f"synthetic {LONG}, seed {seed}", tuple(made))
 
@@ -88,13 +86,17 @@ def astropy_120(seed: int = 1, models: tuple[str, ...] = SMALL_MODELS) -> Trace:
     """The first four calls of each session, on smaller models and with arrivals left to the
     replay; session ids, gaps, the order of models and prefix lengths stay (5.1). Raises
     ValueError unless three models are named."""
+    _check(SHORT, models)
     long = astropy_30(seed)
-    if len(models) != len(LARGE_MODELS):
-        raise ValueError(f"{SHORT} is a trace of three models, not of {len(models)}")
     mapped = dict(zip(LARGE_MODELS, models, strict=True))
     calls = int(SHORT_CALLS.value) // len(long.sessions)
     made = tuple(_shorten(session, mapped[session.model], calls) for session in long.sessions)
     return Trace(f"synthetic {SHORT}, seed {seed}", made)
+
+
+def _check(name: str, models: tuple[str, ...]) -> None:
+    if len(models) != len(LARGE_MODELS) or len(set(models)) < len(models):
+        raise ValueError(f"{name} is a trace of {len(LARGE_MODELS)} models; name as many, or none")
 
 
 def _shorten(session: Session, model: str, calls: int) -> Session:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from alipes.replay.traces.synth.distributions import Floats, Ints
 
 Flags = NDArray[np.bool_]
-_HALVINGS = 24  # of a bracket: to less than a token
+_HALVINGS = 20  # of a bracket: to less than a token
 _WIDEST = 2.0  # log standard deviation: sessions a hundred times as fast as others
 _TOLERATED = 0.01  # of a percentile, which lies between two calls
 
@@ -103,16 +103,15 @@ def _fit(fixed: Floats, results: Floats, pace: Floats, target: Target) -> tuple[
     equal median a wider spread raises the p95."""
     middle, high = (ceil(len(fixed) * share) - 1 for share in (0.50, 0.95))
 
-    def ranked(rank: int, tool: float, spread: float) -> float:
-        return float(np.partition(fixed + tool * np.exp(spread * pace) * results, rank)[rank])
+    def at(spread: float) -> tuple[float, Floats]:
+        sized = np.exp(spread * pace) * results
+        tool = _least(lambda tool: _reaches(fixed + tool * sized, middle, target.p50), target.p50)
+        return tool, fixed + tool * sized
 
-    def tool_at(spread: float) -> float:
-        return _rise(lambda tool: ranked(middle, tool, spread), target.p50, target.p50)
-
-    spread = _rise(lambda spread: ranked(high, tool_at(spread), spread), target.p95, _WIDEST)
-    tool = tool_at(spread)
+    spread = _least(lambda spread: _reaches(at(spread)[1], high, target.p95), _WIDEST)
+    tool, prompts = at(spread)
     for rank, wanted in ((middle, target.p50), (high, target.p95)):
-        if abs(ranked(rank, tool, spread) - wanted) > _TOLERATED * wanted:
+        if abs(float(np.partition(prompts, rank)[rank]) - wanted) > _TOLERATED * wanted:
             raise ValueError(
                 f"{len(fixed)} calls cannot have prompts of {target.p50:.0f} tokens at the median "
                 f"and {target.p95:.0f} at p95; take more sessions or another seed"
@@ -120,13 +119,18 @@ def _fit(fixed: Floats, results: Floats, pace: Floats, target: Target) -> tuple[
     return tool, spread
 
 
-def _rise(of: Callable[[float], float], wanted: float, most: float) -> float:
-    """Where a rising function of 0 to ``most`` reaches ``wanted``."""
+def _reaches(values: Floats, rank: int, wanted: float) -> bool:
+    """Whether the value at ``rank`` from below is at least ``wanted``."""
+    return int(np.count_nonzero(values < wanted)) <= rank
+
+
+def _least(enough: Callable[[float], bool], most: float) -> float:
+    """The least of 0 to ``most`` that is enough, if more always is too."""
     low, high = 0.0, most
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
-        if of(middle) < wanted:
-            low = middle
-        else:
+        if enough(middle):
             high = middle
+        else:
+            low = middle
     return high

@@ -29,7 +29,7 @@ def swebench(seed: int = 1, sessions: int = DEFAULT, models: tuple[str, ...] = (
     rng = generator(seed, NAME)
     drawn = max(sessions, DEFAULT)
     depth = DEPTH.counts(rng, drawn, high=int(DEPTH_MAX.value))
-    grown, outputs = contexts(rng, depth)
+    grown, outputs = contexts(rng, depth, np.arange(drawn))
     writer = Writer(NAME, grown, outputs, GAP.draw(rng, len(outputs)))
     ends = np.cumsum(depth).tolist()
     made = [

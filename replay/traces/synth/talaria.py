@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final
 
 import numpy as np
@@ -79,27 +80,28 @@ GAP: Final = LogNormal.through(GAP_P50.value, GAP_P95.value)
 OUTPUT: Final = LogNormal.through(OUTPUT_P50.value, OUTPUT_P95.value)
 
 
-def contexts(rng: np.random.Generator, depth: Ints) -> tuple[Grown, Ints]:
-    """Prompts, and outputs (tokens by call), of sessions of ``depth`` calls each (sessions,).
-    Where few sessions cannot have the published percentiles, they are drawn again."""
+def contexts(rng: np.random.Generator, depth: Ints, tasks: Ints) -> tuple[Grown, Ints]:
+    """Prompts, and outputs (tokens by call), of sessions of ``depth`` calls each (sessions,), which
+    begin alike where they have the same of ``tasks`` (sessions,). Where few sessions cannot have
+    the published percentiles, they are drawn again. Raises ValueError if that does not help."""
     target = Target(PROMPT_P50.value, PROMPT_P95.value, 1 - REUSE.value, int(WINDOW.value))
-    for _ in range(_ATTEMPTS - 1):
-        draws = _draw(rng, depth)
-        try:
+    for _ in range(_ATTEMPTS):
+        draws = _draw(rng, depth, tasks)
+        with suppress(ValueError):
             return grow(draws, target), draws.output
-        except ValueError:
-            continue
-    draws = _draw(rng, depth)
-    return grow(draws, target), draws.output
+    raise ValueError(
+        f"{len(depth)} sessions, drawn {_ATTEMPTS} times, do not fit; another seed may"
+    )
 
 
-def _draw(rng: np.random.Generator, depth: Ints) -> Draws:
-    sessions, calls = len(depth), int(depth.sum())
-    begin = np.clip(scores(rng, sessions), -_START_LIMIT, _START_LIMIT)
+def _draw(rng: np.random.Generator, depth: Ints, tasks: Ints) -> Draws:
+    calls = int(depth.sum())
+    begin = np.clip(scores(rng, int(tasks.max()) + 1), -_START_LIMIT, _START_LIMIT)
+    start = np.rint(START_P50.value * np.exp(START_SPREAD.value * begin)).astype(np.int64)
     return Draws(
         depth=depth,
-        start=np.rint(START_P50.value * np.exp(START_SPREAD.value * begin)).astype(np.int64),
-        pace=scores(rng, sessions),
+        start=start[tasks],
+        pace=scores(rng, len(depth)),
         tool=np.exp(CALL_SPREAD.value * normals(rng, calls)),
         output=OUTPUT.counts(rng, calls),
         ticket=rng.random(calls),

@@ -80,5 +80,7 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
     astropy.SHORT: Workload("Talaria's 120-call replay", _astropy_120, _ASTROPY, True),
     putnam.NAME: Workload("decode-heavy proving", _putnam, putnam.NUMBERS),
     osworld.NAME: Workload("prefill-heavy computer use", _osworld, osworld.NUMBERS),
-    coding.NAME: Workload("real sessions, drawn again", _coding, {}, from_recorded=True),
+    coding.NAME: Workload(
+        "real sessions, drawn again", _coding, coding.NUMBERS, from_recorded=True
+    ),
 }
