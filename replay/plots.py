@@ -132,6 +132,7 @@ def _lines(panel: Lines, axes: Axes) -> None:
             drawstyle="steps-post" if panel.stepped else "default",
             marker="o" if panel.dots else "",
             markersize=4.5,
+            clip_on=not panel.dots,
         )
     _axes(panel.x_label, panel.y_label, axes)
     axes.grid(True)
@@ -145,8 +146,14 @@ def _lines(panel: Lines, axes: Axes) -> None:
     if panel.y_range:
         axes.set_ylim(panel.y_range[0], panel.y_range[1] * 1.01)
     else:
-        axes.set_ylim(bottom=0)
+        _y_range(axes, [y for one in panel.series for y in one.y])
         axes.yaxis.set_major_formatter(FuncFormatter(_tick))
+
+
+def _y_range(axes: Axes, values: Sequence[float]) -> None:
+    """From 0, unless all is so far above it that nothing could be told apart."""
+    low, high = min(values), axes.get_ylim()[1]
+    axes.set_ylim(max(0.0, low - (high - low) * 0.3) if low > 0.6 * high else 0.0, high)
 
 
 def _mark(axes: Axes, axis: str, at: float, text: str, colour: str) -> None:
@@ -158,10 +165,10 @@ def _mark(axes: Axes, axis: str, at: float, text: str, colour: str) -> None:
         text,
         (1.0, at),
         xycoords=axes.get_yaxis_transform(),
-        xytext=(0, -3),
+        xytext=(0, 2),
         textcoords="offset points",
         ha="right",
-        va="top",
+        va="bottom",
     )
 
 
@@ -186,7 +193,7 @@ def _areas(panel: Areas, axes: Axes) -> None:
     )
     _axes(panel.x_label, panel.y_label, axes)
     axes.margins(x=0)
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, panel.top * 1.03)
     axes.grid(True, axis="y")
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.yaxis.set_major_formatter(FuncFormatter(_tick))
@@ -194,40 +201,45 @@ def _areas(panel: Areas, axes: Axes) -> None:
 
 @_paint.register
 def _bars(panel: Bars, axes: Axes) -> None:
-    count = len(panel.layers)
-    places = range(len(panel.categories))
-    lefts = [0.0 for _ in places]
-    thick = 0.8 / count if panel.grouped else 0.68
-    for number, layer in enumerate(panel.layers):
-        colours: str | list[str] = LIGHT[layer.colour]
-        if panel.colours:
-            colours = [LIGHT[colour] for colour in panel.colours]
-        shift = (number - (count - 1) / 2) * thick if panel.grouped else 0.0
-        axes.barh(
-            [place + shift for place in places],
-            layer.values,
-            thick * (0.92 if panel.grouped else 1.0),
-            left=None if panel.grouped else lefts,
-            color=colours,
-            edgecolor=LIGHT["paper"],
-            linewidth=0.6,
-        )
-        if panel.grouped:
-            _figures(axes, [(place + shift, value) for place, value in enumerate(layer.values)])
-        lefts = [left + value for left, value in zip(lefts, layer.values, strict=True)]
-    if not panel.grouped and (count == 1 or not panel.ticks):
-        _figures(axes, [] if _all_ones(lefts) else list(enumerate(lefts)))
+    ends = _grouped(panel, axes) if panel.grouped else _stacked(panel, axes)
     for place, tick in enumerate(panel.ticks):
         if tick is not None:
             axes.plot([tick, tick], [place - 0.45, place + 0.45], color=LIGHT["ink"], linewidth=2.4)
     _categories(axes, panel.categories, panel.label)
+    shares = len(panel.layers) > 1 and all(abs(end - 1) < 1e-9 for _, end in ends)
+    if not shares:
+        _end_values(axes, ends)
 
 
-def _all_ones(values: Sequence[float]) -> bool:
-    return all(abs(value - 1) < 1e-9 for value in values)
+def _grouped(panel: Bars, axes: Axes) -> list[tuple[float, float]]:
+    """Where each bar ends: (place, value)."""
+    thick = 0.8 / len(panel.layers)
+    ends = []
+    for number, layer in enumerate(panel.layers):
+        shift = (number - (len(panel.layers) - 1) / 2) * thick
+        places = [place + shift for place in range(len(layer.values))]
+        axes.barh(places, layer.values, thick * 0.92, color=LIGHT[layer.colour])
+        ends += zip(places, layer.values, strict=True)
+    return ends
 
 
-def _figures(axes: Axes, ends: Sequence[tuple[float, float]]) -> None:
+def _stacked(panel: Bars, axes: Axes) -> list[tuple[float, float]]:
+    lefts = [0.0 for _ in panel.categories]
+    for layer in panel.layers:
+        axes.barh(
+            range(len(lefts)),
+            layer.values,
+            0.68,
+            left=lefts,
+            color=[LIGHT[colour] for colour in panel.colours] or LIGHT[layer.colour],
+            edgecolor=LIGHT["paper"],
+            linewidth=0.6,
+        )
+        lefts = [left + value for left, value in zip(lefts, layer.values, strict=True)]
+    return [(float(place), left) for place, left in enumerate(lefts)]
+
+
+def _end_values(axes: Axes, ends: Sequence[tuple[float, float]]) -> None:
     """The value at the end of each bar, and room for it."""
     for place, value in ends:
         axes.annotate(
@@ -238,8 +250,7 @@ def _figures(axes: Axes, ends: Sequence[tuple[float, float]]) -> None:
             va="center",
             fontsize=10,
         )
-    if ends:
-        axes.set_xlim(0, max((value for _, value in ends), default=1.0) * 1.16 or 1.0)
+    axes.set_xlim(0, max(value for _, value in ends) * 1.16 or 1.0)
 
 
 @_paint.register
@@ -281,7 +292,7 @@ def _box(axes: Axes, place: int, box: Box) -> None:
 def _categories(axes: Axes, names: Sequence[str], label: str) -> None:
     """Names beside horizontal bars, the first on top."""
     axes.set_yticks(range(len(names)), [textwrap.fill(name, 18) for name in names])
-    axes.set_ylim(len(names) - 0.4, -0.6)
+    axes.set_ylim(len(names) - 0.4, -0.7)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(label)
     axes.grid(True, axis="x")

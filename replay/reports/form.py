@@ -53,12 +53,13 @@ class Lines(msgspec.Struct, frozen=True, tag="lines"):
 
 
 class Areas(msgspec.Struct, frozen=True, tag="areas"):
-    """Layers stacked upward; all have the same ``x``."""
+    """Layers stacked upward; all have the same ``x``. The y axis ends at ``top``."""
 
     title: str
     x_label: str
     y_label: str
     layers: tuple[Series, ...]
+    top: float
 
 
 class Layer(msgspec.Struct, frozen=True):
@@ -71,8 +72,8 @@ class Layer(msgspec.Struct, frozen=True):
 
 class Bars(msgspec.Struct, frozen=True, tag="bars"):
     """Horizontal bars, one a category, its layers stacked to the right; ``grouped``: beside each
-    other. ``ticks`` has a mark on each bar, NaN-free: None where there is none. ``colours`` are
-    those of the categories where there is but one layer."""
+    other. ``ticks`` has where on each bar a mark is, None for none. ``colours`` are those of the
+    categories where there is but one layer."""
 
     title: str
     label: str

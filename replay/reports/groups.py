@@ -50,8 +50,8 @@ class Group:
 
 
 def group_runs(runs: Sequence[Run]) -> tuple[Group, ...]:
-    """Groups of the runs of one scenario: configurations in the order given, in each of them
-    loads and lease times from low to high."""
+    """Groups of the runs of one scenario: loads from low to high, at each of them configurations
+    in the order given, in each of these lease times from low to high."""
     found: dict[_Key, list[Run]] = {}
     for run in runs:
         found.setdefault(_key(run), []).append(run)
@@ -134,23 +134,25 @@ def _varied(keys: Iterable[_Key]) -> dict[tuple[str, str], set[str]]:
 
 
 def _name(key: _Key, varied: Mapping[tuple[str, str], set[str]]) -> str:
+    """The configuration, where there are several, and the settings that tell its runs apart."""
     configuration, kind, pairs = key
-    words = [configuration]
+    words = []
     for name, value in pairs:
         if name == LOAD or name not in varied[configuration, kind]:
             continue
         words.append(f"lease {value} s" if name == LEASE else f"{name} {value}")
-    return ", ".join(words)
+    several = len({name for name, _ in varied}) > 1
+    return ", ".join([configuration, *words] if several or not words else words)
 
 
-def _order(key: _Key, keys: Sequence[_Key]) -> tuple[int, tuple[int, float, str], float, int]:
-    """Configurations and kinds as they came; loads and leases by size."""
+def _order(key: _Key, keys: Sequence[_Key]) -> tuple[tuple[int, float, str], int, float, int]:
+    """Loads and leases by size; configurations and kinds as they came."""
     configurations = [configuration for configuration, _, _ in keys]
     settings = dict(key[2])
     lease = _number(settings.get(LEASE))
     return (
-        configurations.index(key[0]),
         _load_order(settings.get(LOAD, "")),
+        configurations.index(key[0]),
         -1.0 if lease is None else lease,
         keys.index(key),
     )

@@ -10,15 +10,27 @@ from string import Template
 from typing import Final
 
 from alipes.replay.plots import Drawing
-from alipes.replay.reports.form import Areas, Bars, Figure, Lines, Report, RunLine, Section, Table
+from alipes.replay.reports.form import (
+    Areas,
+    Bars,
+    Boxes,
+    Figure,
+    Lines,
+    Panel,
+    Report,
+    RunLine,
+    Section,
+    Table,
+)
 from alipes.replay.reports.markdown import about
 from alipes.replay.reports.palette import DARK, LIGHT
 from alipes.replay.reports.words import shown
 
+Entry = tuple[str, str, str]
+"""Name, colour, and shape: line, dashed, area or tick."""
 Drawn = Mapping[tuple[int, str], Sequence[Drawing]]
 _KEYS: Final = {colour: key for key, colour in LIGHT.items()}
 _ANY: Final = re.compile("|".join(map(re.escape, _KEYS)))
-MARGIN: Final = 12
 
 
 def page(report: Report, drawn: Drawn) -> str:
@@ -120,43 +132,49 @@ def _run(run: RunLine) -> str:
 
 
 def _figure(figure: Figure, number: int, drawings: Sequence[Drawing]) -> str:
+    shared = shared_legend(figure)
     panels = "\n".join(
-        f'<svg role="img" aria-label="{escape(f"{figure.title}: {panel.title}")}"'
+        f'<div><svg role="img" aria-label="{escape(f"{figure.title}: {panel.title}")}"'
         f' viewBox="0 0 {drawing.width} {drawing.height}">{variable_colours(drawing.body)}</svg>'
+        + ("" if shared else _keys(legend(panel)))
+        + "</div>"
         for panel, drawing in zip(figure.panels, drawings, strict=True)
     )
-    keys = "".join(_key(*entry) for entry in legend(figure))
+    pairs = any(isinstance(panel, Boxes) for panel in figure.panels)
+    few = " few" if pairs or len(figure.panels) <= 2 else ""
     return (
         f'<figure class="part" id="s{number}-{figure.name}"><h3>{escape(figure.title)}</h3>'
         f'<figcaption class="text">{escape(figure.text)}</figcaption>'
-        + (f'<ul class="legend">{keys}</ul>' if keys else "")
-        + f'<div class="panels">\n{panels}\n</div></figure>'
+        f'{_keys(shared)}<div class="panels{few}">\n{panels}\n</div></figure>'
     )
 
 
-def _key(name: str, colour: str, shape: str) -> str:
-    swatch = f'<i class="{shape}" style="--key: var(--{colour})"></i>'
-    return f"<li>{swatch}{escape(name)}</li>"
+def _keys(entries: Sequence[Entry]) -> str:
+    items = "".join(
+        f'<li><i class="{shape}" style="--key: var(--{colour})"></i>{escape(name)}</li>'
+        for name, colour, shape in entries
+    )
+    return f'<ul class="legend">{items}</ul>' if items else ""
 
 
-def legend(figure: Figure) -> list[tuple[str, str, str]]:
-    """(name, colour, shape) of what is drawn in more than one colour and not named on an axis;
-    shape is ``line``, ``dashed``, ``area`` or ``tick``."""
-    found: dict[tuple[str, str, str], None] = {}
-    for panel in figure.panels:
-        match panel:
-            case Lines(series=series):
-                for one in series:
-                    found[one.name, one.colour, "dashed" if one.dashed else "line"] = None
-            case Areas(layers=layers):
-                found.update(dict.fromkeys((one.name, one.colour, "area") for one in layers))
-            case Bars(layers=bars, tick_name=tick):
-                found.update(
-                    dict.fromkeys((bar.name, bar.colour, "area") for bar in bars if bar.name)
-                )
-                if tick:
-                    found[tick, "ink", "tick"] = None
-    return list(found)
+def shared_legend(figure: Figure) -> list[Entry]:
+    """The legend of all panels, empty where they need different ones."""
+    legends = [entries for panel in figure.panels if (entries := legend(panel))]
+    merged = list(dict.fromkeys(entry for entries in legends for entry in entries))
+    return merged if all(set(entries) & set(legends[0]) for entries in legends) else []
+
+
+def legend(panel: Panel) -> list[Entry]:
+    """What is drawn in a colour of its own and not named on an axis."""
+    match panel:
+        case Lines(series=series):
+            return [(one.name, one.colour, "dashed" if one.dashed else "line") for one in series]
+        case Areas(layers=layers):
+            return [(one.name, one.colour, "area") for one in layers]
+        case Bars(layers=bars, tick_name=tick):
+            entries = [(bar.name, bar.colour, "area") for bar in bars if bar.name]
+            return [*entries, (tick, "ink", "tick")] if tick else entries
+    return []
 
 
 def variable_colours(body: str) -> str:

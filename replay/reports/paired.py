@@ -47,7 +47,7 @@ def paired_table(groups: Sequence[Group], baseline: str) -> Table | None:
             Column("SCT p95", "interval"),
             Column("TTFT p50", "interval"),
             Column("TTFT p95", "interval"),
-            Column("session complete sooner", "text"),
+            Column("sessions complete sooner", "text"),
         ),
         tuple(rows),
     )

@@ -30,10 +30,10 @@ LIGHT: Final = {
     "recompute": "#a3277f",
     "slot": "#6f7a85",
     "queue": "#98a2ac",
-    "admission": "#c3cad1",
-    "linger": "#b4bcc4",
-    "idle": "#e4e8eb",
-    "gap": "#edeff2",
+    "admission": "#b9c1c9",
+    "linger": "#b0b9c2",
+    "idle": "#dfe4e8",
+    "gap": "#d3dce8",
 }
 
 DARK: Final = {
@@ -58,7 +58,7 @@ DARK: Final = {
     "admission": "#4d565f",
     "linger": "#59626b",
     "idle": "#2b3137",
-    "gap": "#23282d",
+    "gap": "#39434f",
 }
 
 

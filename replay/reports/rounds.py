@@ -19,9 +19,11 @@ MOST_ROUNDS: Final = 600
 
 def composition_figure(groups: Sequence[Group]) -> Figure | None:
     """Stacked seconds of every round, a panel for each group (Figure 14)."""
-    panels = tuple(_areas(group) for group in groups if _rounds(group))
-    if not panels:
+    stacks = [(group.label, _stack(group)) for group in groups if _rounds(group)]
+    if not stacks:
         return None
+    top = max(max(map(sum, zip(*(one.y for one in stack), strict=True))) for _, stack in stacks)
+    panels = tuple(Areas(label, "round", "seconds", stack, top) for label, stack in stacks)
     return Figure(
         "rounds",
         "What rounds are made of",
@@ -35,17 +37,16 @@ def _rounds(group: Group) -> list[RoundRecord]:
     return [one for run in group.runs for one in run.rounds]
 
 
-def _areas(group: Group) -> Areas:
+def _stack(group: Group) -> tuple[Series, ...]:
     rounds = _rounds(group)
     numbers = sorted({one.index for one in rounds})
     means = {part: _by_index(rounds, part) for part in ROUND_PARTS}
     x = thinned([float(number) for number in numbers])
-    layers = tuple(
+    return tuple(
         Series(part, part, x, thinned(moving_average([means[part][n] for n in numbers])))
         for part in ROUND_PARTS
         if any(means[part].values())
     )
-    return Areas(group.label, "round", "seconds", layers)
 
 
 def _by_index(rounds: Sequence[RoundRecord], part: str) -> dict[int, float]:

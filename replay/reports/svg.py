@@ -8,7 +8,7 @@ from typing import Final
 
 from alipes.replay.plots import Drawing
 from alipes.replay.reports.form import Figure
-from alipes.replay.reports.page import legend
+from alipes.replay.reports.page import Entry, legend, shared_legend
 from alipes.replay.reports.palette import LIGHT
 
 COLUMNS: Final = 2
@@ -22,44 +22,52 @@ SWATCH: Final = 26
 def svg_file(figure: Figure, drawings: Sequence[Drawing]) -> str:
     """In light colours on white, whatever the reader's mode."""
     columns = min(COLUMNS, len(drawings))
-    width = columns * (drawings[0].width + MARGIN) + MARGIN
-    keys, top = _legend(figure, width)
-    placed = []
+    cell = drawings[0].width + MARGIN
+    shared = shared_legend(figure)
+    placed, top = _legend(shared, MARGIN, MARGIN, columns * cell)
     for start in range(0, len(drawings), columns):
-        row = drawings[start : start + columns]
-        for place, drawing in enumerate(row):
-            x = MARGIN + place * (drawing.width + MARGIN)
-            placed.append(
-                f'<svg x="{x}" y="{top}" width="{drawing.width}" height="{drawing.height}"'
-                f' viewBox="0 0 {drawing.width} {drawing.height}">\n{drawing.body}\n</svg>'
-            )
-        top += max(drawing.height for drawing in row) + MARGIN
+        below = top
+        for place, drawing in enumerate(drawings[start : start + columns]):
+            x, bottom = MARGIN + place * cell, top + drawing.height
+            placed.append(_placed(drawing, x, top))
+            if not shared:
+                keys, bottom = _legend(legend(figure.panels[start + place]), x, bottom + 6, cell)
+                placed += keys
+            below = max(below, bottom + MARGIN)
+        top = below
+    width = columns * cell + MARGIN
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {top}"'
         f' width="{width}" height="{top}" font-family="system-ui, Arial, sans-serif"'
         f' stroke-linejoin="round" role="img" aria-label="{escape(figure.title)}">\n'
         f'<rect width="100%" height="100%" fill="{LIGHT["paper"]}"/>\n'
-        + "\n".join([*keys, *placed])
+        + "\n".join(placed)
         + "\n</svg>\n"
     )
 
 
-def _legend(figure: Figure, width: float) -> tuple[list[str], int]:
-    """Elements of the legend, broken into lines, and where the panels begin below it."""
+def _placed(drawing: Drawing, x: int, y: int) -> str:
+    return (
+        f'<svg x="{x}" y="{y}" width="{drawing.width}" height="{drawing.height}"'
+        f' viewBox="0 0 {drawing.width} {drawing.height}">\n{drawing.body}\n</svg>'
+    )
+
+
+def _legend(entries: Sequence[Entry], left: int, top: int, width: int) -> tuple[list[str], int]:
+    """Elements of the legend, broken into lines, and where what follows may begin."""
     elements: list[str] = []
-    x, y = float(MARGIN), MARGIN
-    entries = legend(figure)
+    x, y = float(left), top
     for name, colour, shape in entries:
         needed = SWATCH + LETTER * len(name) + 16
-        if x > MARGIN and x + needed > width:
-            x, y = float(MARGIN), y + LINE
+        if x > left and x + needed > left + width:
+            x, y = float(left), y + LINE
         elements.append(_swatch(x, y, LIGHT[colour], shape))
         elements.append(
             f'<text x="{x + SWATCH:.1f}" y="{y + 9}" font-size="12"'
             f' fill="{LIGHT["ink"]}">{escape(name)}</text>'
         )
         x += needed
-    return elements, y + LINE if entries else MARGIN
+    return elements, y + LINE if entries else top
 
 
 def _swatch(x: float, y: int, colour: str, shape: str) -> str:

@@ -27,6 +27,13 @@ HEADS: Final = {
     "switch_share": "switching",
     "sp_share": "SP let in",
 }
+TRIVIAL: Final[dict[str, tuple[Cell, ...]]] = {
+    "runs": (1,),
+    "failed": (0,),
+    "SCT / bound": (None,),
+}
+"""What such a column may hold in every row and be left out."""
+MOST_MODEL_ROWS: Final = 20
 MOST_SESSIONS: Final = 500
 
 
@@ -62,8 +69,7 @@ def configuration_table(groups: Sequence[Group]) -> Table:
             " Sessions: complete of all. SCT / bound is the median over sessions.",
             tuple(columns),
             tuple(rows),
-        ),
-        ("SCT / bound",),
+        )
     )
 
 
@@ -73,12 +79,13 @@ def over_bound(group: Group) -> float | None:
     )
 
 
-def pruned(table: Table, names: Sequence[str]) -> Table:
-    """Without those of the named columns that are empty."""
+def pruned(table: Table) -> Table:
+    """Without those of the named columns that say nothing: see ``TRIVIAL``."""
     kept = [
         i
         for i, column in enumerate(table.columns)
-        if column.name not in names or any(row[i] is not None for row in table.rows)
+        if column.name not in TRIVIAL
+        or any(row[i] not in TRIVIAL[column.name] for row in table.rows)
     ]
     return Table(
         table.name,
@@ -150,6 +157,7 @@ def model_table(groups: Sequence[Group]) -> Table | None:
             Column("cached", "share"),
         ),
         tuple(rows),
+        long=len(rows) > MOST_MODEL_ROWS,
     )
 
 
