@@ -139,7 +139,7 @@ def slow_hits(trace: Trace) -> tuple[int, int]:
     return total, shared
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(traces())
 def test_hits_of_an_unlimited_cache(trace: Trace) -> None:
     total, shared = slow_hits(trace)
@@ -154,7 +154,7 @@ def test_hits_of_an_unlimited_cache(trace: Trace) -> None:
     assert (found.prompt_tokens, found.output_tokens) == (prompts, outputs)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(traces())
 def test_active_branches(trace: Trace) -> None:
     most = busy = steps = 0
@@ -171,7 +171,7 @@ def test_active_branches(trace: Trace) -> None:
     assert found.active_branches_mean == float(Fraction(busy, steps))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(traces(), st.sampled_from((0.0, 1.0, 10.0)))
 def test_counts_gaps_and_reuse(trace: Trace, cap: float) -> None:
     found = statistics(trace, cap)
