@@ -214,7 +214,7 @@ def _bars(panel: Bars, axes: Axes) -> None:
 def _grouped(panel: Bars, axes: Axes) -> list[tuple[float, float]]:
     """Where each bar ends: (place, value)."""
     thick = 0.8 / len(panel.layers)
-    ends = []
+    ends: list[tuple[float, float]] = []
     for number, layer in enumerate(panel.layers):
         shift = (number - (len(panel.layers) - 1) / 2) * thick
         places = [place + shift for place in range(len(layer.values))]

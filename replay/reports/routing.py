@@ -101,7 +101,8 @@ def _sweep(groups: Sequence[Group], words: str, number: int) -> Figure | None:
     return Figure(
         "lease-sweep" if not number else f"lease-sweep-{number + 1}",
         f"How long to hold a place: {words}",
-        "Longer leases bring more returns to where their KV is, and keep others from going there.",
+        "Left, returns that went to the instance of their branch's last call, placements that"
+        " found the model active, leases that no return used; right, TTFT of returning calls.",
         tuple(panels),
     )
 
