@@ -31,10 +31,15 @@ def normals(rng: np.random.Generator, count: int) -> Floats:
 
 
 def scores(rng: np.random.Generator, count: int) -> Floats:
-    """(count,) the middle quantiles of ``count`` equal parts of the normal distribution, in random
-    order: as few as ten have its spread."""
-    even = [_NORMAL.inv_cdf((part + 0.5) / count) for part in range(count)]
-    return np.array(even)[rng.permutation(count)]
+    """(count,) standard normal draws, one from each of ``count`` equally likely parts, in random
+    order: as few as ten have the spread of the distribution."""
+    shares = (rng.permutation(count) + rng.random(count)) / count
+    return np.array([_NORMAL.inv_cdf(share or 0.5 / count) for share in shares.tolist()])
+
+
+def whole(values: Floats, low: int = 1, high: int | None = None) -> Ints:
+    """Rounded, and within ``low`` and ``high``."""
+    return np.clip(np.rint(values), low, high).astype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +61,10 @@ class LogNormal:
     def quantile(self, share: float) -> float:
         return self.median * exp(self.sigma * _NORMAL.inv_cdf(share))
 
+    def of(self, normal: Floats) -> Floats:
+        """What standard normal draws stand for."""
+        return self.median * np.exp(self.sigma * normal)
+
     def draw(self, rng: np.random.Generator, count: int) -> Floats:
         """(count,)"""
-        return self.median * np.exp(self.sigma * normals(rng, count))
-
-    def counts(
-        self, rng: np.random.Generator, count: int, low: int = 1, high: int | None = None
-    ) -> Ints:
-        """(count,) whole numbers of ``low`` to ``high``."""
-        return np.clip(np.rint(self.draw(rng, count)), low, high).astype(np.int64)
+        return self.of(normals(rng, count))

@@ -19,7 +19,7 @@ from alipes.replay.traces.form import (
     stream_id,
 )
 from alipes.replay.traces.synth.branches import BranchBuilder
-from alipes.replay.traces.synth.distributions import LogNormal, generator
+from alipes.replay.traces.synth.distributions import LogNormal, generator, whole
 from alipes.replay.traces.synth.numbers import Assumed, Number, Published
 
 NAME: Final = "osworld-like"
@@ -113,9 +113,9 @@ def _session(rng: np.random.Generator, seed: int, number: int, model: str) -> Se
 
 def _steps(rng: np.random.Generator, depth_p50: float) -> _Steps:
     depth = LogNormal(depth_p50, DEPTH_SPREAD.value)
-    calls = int(depth.counts(rng, 1, high=int(DEPTH_MAX.value))[0])
+    calls = int(whole(depth.draw(rng, 1), high=int(DEPTH_MAX.value))[0])
     gaps = np.round(_GAP.draw(rng, calls), 3).tolist()
-    return _Steps(_OUTPUT.counts(rng, calls).tolist(), gaps)
+    return _Steps(whole(_OUTPUT.draw(rng, calls)).tolist(), gaps)
 
 
 def _main(steps: _Steps, task: Span, spawned_by: int, helpers: tuple[Branch, ...]) -> Branch:

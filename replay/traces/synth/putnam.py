@@ -8,7 +8,7 @@ import numpy as np
 
 from alipes.replay.traces.form import Session, Span, Trace, stream_id
 from alipes.replay.traces.synth.branches import BranchBuilder
-from alipes.replay.traces.synth.distributions import LogNormal, generator
+from alipes.replay.traces.synth.distributions import LogNormal, generator, scores, whole
 from alipes.replay.traces.synth.numbers import Assumed, Number, Published
 
 NAME: Final = "putnam-like"
@@ -59,9 +59,8 @@ _GAP: Final = LogNormal.through(GAP_P50.value, GAP_P95.value)
 def putnam_like(seed: int = 1, sessions: int = DEFAULT, models: tuple[str, ...] = ()) -> Trace:
     """Sessions of one problem each, given to ``models`` in turn (none: the replay says)."""
     rng = generator(seed, NAME)
-    depth = LogNormal(DEPTH_P50.value, DEPTH_SPREAD.value).counts(
-        rng, sessions, high=int(DEPTH_MAX.value)
-    )
+    distribution = LogNormal(DEPTH_P50.value, DEPTH_SPREAD.value)
+    depth = whole(distribution.of(scores(rng, sessions)), high=int(DEPTH_MAX.value))
     made = [
         _session(rng, seed, i, calls, models[i % len(models)] if models else "")
         for i, calls in enumerate(depth.tolist())
@@ -70,8 +69,8 @@ def putnam_like(seed: int = 1, sessions: int = DEFAULT, models: tuple[str, ...] 
 
 
 def _session(rng: np.random.Generator, seed: int, number: int, calls: int, model: str) -> Session:
-    outputs = _OUTPUT.counts(rng, calls).tolist()
-    results = _RESULT.counts(rng, calls).tolist()
+    outputs = whole(_OUTPUT.draw(rng, calls)).tolist()
+    results = whole(_RESULT.draw(rng, calls)).tolist()
     gaps = np.round(_GAP.draw(rng, calls), 3).tolist()
     system = Span(stream_id(NAME, "system"), 0, int(SYSTEM.value))
     problem = Span(stream_id(NAME, "task", seed, number), 0, int(PROBLEM.value))

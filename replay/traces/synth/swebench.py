@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from alipes.replay.traces.form import Trace, stream_id
-from alipes.replay.traces.synth.distributions import generator
+from alipes.replay.traces.synth.distributions import generator, scores, whole
 from alipes.replay.traces.synth.talaria import (
     DEPTH,
     DEPTH_MAX,
@@ -28,7 +28,7 @@ def swebench(seed: int = 1, sessions: int = DEFAULT, models: tuple[str, ...] = (
     sample of the published distribution and not made to have its percentiles."""
     rng = generator(seed, NAME)
     drawn = max(sessions, DEFAULT)
-    depth = DEPTH.counts(rng, drawn, high=int(DEPTH_MAX.value))
+    depth = whole(DEPTH.of(scores(rng, drawn)), high=int(DEPTH_MAX.value))
     grown, outputs = contexts(rng, depth, np.arange(drawn))
     writer = Writer(NAME, grown, outputs, GAP.draw(rng, len(outputs)))
     ends = np.cumsum(depth).tolist()

@@ -9,7 +9,7 @@ import numpy as np
 
 from alipes.replay.traces.form import MAIN, Session, Span, stream_id
 from alipes.replay.traces.synth.branches import BranchBuilder
-from alipes.replay.traces.synth.distributions import Floats, Ints, LogNormal, normals, scores
+from alipes.replay.traces.synth.distributions import Floats, Ints, LogNormal, normals, scores, whole
 from alipes.replay.traces.synth.growth import Draws, Grown, Target, grow
 from alipes.replay.traces.synth.numbers import Assumed, Number, Published
 
@@ -103,7 +103,7 @@ def _draw(rng: np.random.Generator, depth: Ints, tasks: Ints) -> Draws:
         start=start[tasks],
         pace=scores(rng, len(depth)),
         tool=np.exp(CALL_SPREAD.value * normals(rng, calls)),
-        output=OUTPUT.counts(rng, calls),
+        output=whole(OUTPUT.draw(rng, calls)),
         ticket=rng.random(calls),
     )
 

@@ -4,7 +4,7 @@ from statistics import NormalDist
 
 import pytest
 
-from alipes.replay.traces.synth.distributions import LogNormal, generator, normals, scores
+from alipes.replay.traces.synth.distributions import LogNormal, generator, normals, scores, whole
 
 
 @pytest.mark.parametrize("shares", [(0.50, 0.95), (0.51, 0.97), (0.05, 0.40)])
@@ -15,7 +15,7 @@ def test_two_percentiles_fix_a_lognormal(shares: tuple[float, float]) -> None:
 
 
 def test_counts_stay_within_their_bounds() -> None:
-    drawn = LogNormal(10, 2.0).counts(generator(1, "x"), 5_000, low=3, high=40)
+    drawn = whole(LogNormal(10, 2.0).draw(generator(1, "x"), 5_000), low=3, high=40)
     assert (drawn.min(), drawn.max()) == (3, 40)
 
 
@@ -25,8 +25,9 @@ def test_equal_seeds_of_two_workloads_have_nothing_in_common() -> None:
     assert normals(generator(1, "one"), 100).tolist() == one.tolist()
 
 
-def test_scores_are_even_and_in_an_order_of_their_own() -> None:
+def test_scores_are_one_of_each_part_in_an_order_of_their_own() -> None:
     drawn = scores(generator(1, "x"), 10).tolist()
-    even = [NormalDist().inv_cdf((part + 0.5) / 10) for part in range(10)]
-    assert sorted(drawn) == pytest.approx(even)
-    assert drawn != sorted(drawn)
+    parts = [int(10 * NormalDist().cdf(score)) for score in drawn]
+    assert sorted(parts) == list(range(10))
+    assert parts != sorted(parts)
+    assert drawn != scores(generator(2, "x"), 10).tolist()

@@ -1,7 +1,7 @@
 """``swebench`` and the Astropy traces against what Talaria publishes.
 
-Percentiles of independent draws may be off by four standard errors of their share, which for all
-the comparisons here together happens about once in a thousand revisions of the seeds.
+A percentile of independent draws may be off by four standard errors of its share, as binomial
+counts are; one of draws from equal parts by a part.
 """
 
 from __future__ import annotations
@@ -26,11 +26,17 @@ SEEDS = range(1, 6)
 ERRORS = 4
 
 
-def within(values: Sequence[float], percent: float, published: LogNormal, step: float) -> bool:
-    """Whether a percentile is within ``ERRORS`` standard errors of a share of so many draws, and
-    ``step``, to which values are rounded."""
+def binomial(percent: float, draws: int) -> float:
+    """How far off the share below a percentile may be."""
+    return ERRORS * sqrt(percent / 100 * (1 - percent / 100) / draws)
+
+
+def within(
+    values: Sequence[float], percent: float, published: LogNormal, error: float, step: float
+) -> bool:
+    """Whether a percentile is one of ``published`` at the same share give or take ``error``;
+    values are rounded to ``step``."""
     share = percent / 100
-    error = ERRORS * sqrt(share * (1 - share) / len(values))
     found = nearest_rank(values, percent)
     assert found is not None
     low = published.quantile(max(share - error, 1e-9))
@@ -63,8 +69,8 @@ def test_swebench_has_the_published_marginals(seed: int) -> None:
     found = statistics(trace)
     assert len(trace.sessions) == talaria.SESSIONS.value
     for percent in (50, 95):
-        assert within(depth, percent, talaria.DEPTH, 1)
-        assert within(gaps, percent, talaria.GAP, 0.001)
+        assert within(depth, percent, talaria.DEPTH, 1 / len(depth), 1)
+        assert within(gaps, percent, talaria.GAP, binomial(percent, len(gaps)), 0.001)
     assert max(depth) <= talaria.DEPTH_MAX.value
     # The sample is made to have these, up to the distance between two calls and one call's share.
     assert found.prompt.p50 == pytest.approx(talaria.PROMPT_P50.value, rel=0.005)
@@ -76,7 +82,7 @@ def test_swebench_has_the_published_marginals(seed: int) -> None:
 def test_outputs_are_as_assumed() -> None:
     outputs = [call.output for call in calls(swebench(1))]
     for percent in (50, 95):
-        assert within(outputs, percent, talaria.OUTPUT, 1)
+        assert within(outputs, percent, talaria.OUTPUT, binomial(percent, len(outputs)), 1)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -126,7 +132,7 @@ def test_astropy_30_is_the_published_replay(seed: int) -> None:
     assert sum(gap > astropy.CAP.value for gap in gaps) == astropy.CAPPED.value
     assert all(session.start == astropy.ARRIVAL.value for session in trace.sessions)
     for percent in (50, 95):
-        assert within(gaps, percent, talaria.GAP, 0.001)
+        assert within(gaps, percent, talaria.GAP, binomial(percent, len(gaps)), 0.001)
     assert found.prompt.p50 == pytest.approx(talaria.PROMPT_P50.value, rel=0.01)
     assert found.prompt.p95 == pytest.approx(talaria.PROMPT_P95.value, rel=0.01)
     assert abs(found.reuse.over_half - talaria.REUSE.value) <= 0.5 / found.reuse.continuations
