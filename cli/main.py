@@ -11,6 +11,7 @@ from alipes.cli.models import models
 from alipes.cli.replay import replay
 from alipes.cli.report import report
 from alipes.cli.serve import serve
+from alipes.cli.simulate import simulate
 from alipes.cli.trace import trace
 
 app = typer.Typer(
@@ -25,6 +26,7 @@ app.command()(check)
 app.command()(instance)
 app.command()(drain)
 app.command()(replay)
+app.command()(simulate)
 app.command()(report)
 app.add_typer(models, name="models")
 app.add_typer(trace, name="trace")

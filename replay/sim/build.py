@@ -19,6 +19,7 @@ from alipes.instance.contract import (
     ModelReport,
     ModelSettings,
     Pool,
+    Targets,
 )
 from alipes.instance.engine.protocol import HostSlabs
 from alipes.instance.scheduler.profile import Trial
@@ -46,6 +47,17 @@ class Fleet:
     hardware: Hardware
     setup: Setup
     instances: Sequence[InstanceSpec]
+
+    @property
+    def targets(self) -> Targets:
+        """The setup's, else the hardware profile's, else the defaults."""
+        own, given = self.setup, self.hardware.targets
+        usual = Targets()
+        return Targets(
+            ttft=own.ttft or (given.ttft.value if given else usual.ttft),
+            tpot=own.tpot or (given.tpot.value if given else usual.tpot),
+            gamma=own.gamma or (given.gamma.value if given else usual.gamma),
+        )
 
     def names(self) -> list[tuple[str, InstanceSpec]]:
         """Every instance by name, with what it serves."""
@@ -130,7 +142,7 @@ def _settings(fleet: Fleet, name: str, spec: InstanceSpec) -> InstanceSettings:
         name=name,
         pool=Pool(spec.pool),
         models=tuple(ModelSettings(model, "") for model in spec.models),
-        targets=setup.targets,
+        targets=fleet.targets,
         endpoint="",
         engine="simulated",
         device="cuda",

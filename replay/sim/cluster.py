@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 
@@ -124,6 +125,21 @@ class Cluster:
             instance.finish(self.clock.now)
             if not instance.scheduler.idle:
                 raise self.clock.error(f"instance {name} still has calls after the last session")
+
+    @property
+    def instances(self) -> tuple[SimulatedInstance, ...]:
+        return tuple(self._instances.values())
+
+    def counters(self) -> dict[str, float]:
+        """Totals: what the router counted of placements and leases, and the instances' own."""
+        status = self.router.status(self.clock.now)
+        found: dict[str, float] = dict(msgspec.structs.asdict(status.counts))
+        found |= {f"leases_{k}": v for k, v in msgspec.structs.asdict(status.leases).items()}
+        for instance in self._instances.values():
+            for name, value in msgspec.structs.asdict(instance.scheduler.counters()).items():
+                total = sum(value.values()) if isinstance(value, dict) else value
+                found[name] = found.get(name, 0) + total
+        return found | {"events": self.clock.events}
 
     # --- clients ---------------------------------------------------------------------------------
 

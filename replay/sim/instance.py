@@ -9,7 +9,7 @@ or a copy ends, and reported as a whole.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -36,9 +36,12 @@ Emit = Callable[[str, FromInstance], None]
 class Costs(Protocol):
     """What the work of one model takes, in ns."""
 
-    cold: int
+    @property
+    def cold(self) -> int:
+        """On top of the first prefill of a call that finds nothing cached."""
+        ...
 
-    def prefill(self, rows: list[tuple[int, int]]) -> int:
+    def prefill(self, rows: Sequence[tuple[int, int]]) -> int:
         """One iteration over rows of (new tokens, start position)."""
         ...
 
@@ -96,7 +99,7 @@ class SimulatedInstance:
         self,
         name: str,
         scheduler: RoundScheduler,
-        costs: dict[str, Costs],
+        costs: Mapping[str, Costs],
         weights: Weights,
         memory: Memory,
         block_tokens: int,

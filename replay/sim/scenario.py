@@ -8,28 +8,27 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
-from msgspec.structs import replace
 
 from alipes.gateway.routing.decision import Policy
 from alipes.gateway.strict import FieldError, convert, parse_size, read_yaml
-from alipes.instance.contract import Pool, Targets
+from alipes.instance.contract import Pool
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class TraceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A synthetic workload by name, with its ``options``, or a ``file`` relative to the
-    scenario's. Sessions without a model get those in ``models``, in turn; ``repeat`` runs every
-    session so many times under names of its own."""
+    """A synthetic workload by name (``recorded`` is the file that it is drawn from, if it is), or
+    a ``file``; both are relative to the scenario's. Sessions whose model nobody serves get those
+    in ``models``, in turn; ``repeat`` runs every session so many times under names of its own."""
 
     synth: str = ""
     file: str = ""
+    recorded: str = ""
     seed: int = 1
     sessions: int = 0
     models: tuple[str, ...] = ()
     repeat: Count = 1
-    options: dict[str, Any] = {}
 
 
 class InstanceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,9 +41,12 @@ class InstanceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything a configuration may change. ``staging`` keeps the next model's weights in idle
-    KV memory; ``lease_seconds`` 0 is no leases. Sizes of 0 are the hardware profile's own."""
+    KV memory; ``lease_seconds`` 0 is no leases. Targets and sizes of 0 are the hardware profile's
+    own."""
 
-    targets: Targets = Targets()
+    ttft: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    tpot: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    gamma: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
     session_prefill: bool = True
     host_kv: bool = True
     staging: bool = True
@@ -78,6 +80,18 @@ class Published(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     values: dict[str, dict[str, float]]
 
 
+class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """That a figure of one configuration, over that of another, is at most so much; ``source``
+    says who says so. Both are named as in ``Case.label``."""
+
+    name: str
+    figure: str
+    of: str
+    to: str
+    at_most: float
+    source: str
+
+
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``configurations`` are what each changes in ``setup``; ``best_of`` names those of which only
     the best by median session completion is shown beside the others. ``assumptions`` are what no
@@ -98,6 +112,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     best_of: dict[str, tuple[str, ...]] = {}
     sensitivity: tuple[str, ...] = ()
     published: Published | None = None
+    claims: tuple[Comparison, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,15 +148,9 @@ def cases(scenario: Scenario) -> Iterator[Case]:
 
 
 def _setup(scenario: Scenario, name: str) -> Setup:
-    field = f"configurations.{name}"
-    changes = dict(scenario.configurations[name])
-    targets = changes.pop("targets", {})
-    convert(changes, Setup, field)
-    base = scenario.setup
-    if targets:
-        merged = msgspec.to_builtins(base.targets) | targets
-        changes["targets"] = convert(merged, Targets, f"{field}.targets")
-    return replace(base, **changes)
+    changes = scenario.configurations[name]
+    convert(changes, Setup, f"configurations.{name}")
+    return convert(msgspec.to_builtins(scenario.setup) | changes, Setup, "setup")
 
 
 def _check(scenario: Scenario) -> None:

@@ -1,0 +1,94 @@
+"""``alipes simulate``: a scenario on a virtual clock."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from alipes.cli.output import FAILURE, USAGE, complain, progress_bars
+from alipes.cli.simulated import show, show_variants
+from alipes.gateway.strict import FieldError
+from alipes.replay.progress import SessionError
+from alipes.replay.runs import Run, write_run
+from alipes.replay.sim.hardware import HardwareError
+from alipes.replay.sim.outcome import Row, outcome, row_of
+from alipes.replay.sim.scenario import load_scenario
+from alipes.replay.sim.study import Study, prepare
+from alipes.replay.traces.model import TraceError
+
+QUICK_SESSIONS = 12
+
+
+def simulate(
+    file: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file, YAML")],
+    out: Annotated[
+        Path | None, typer.Option(help="Write one run folder a case here, for `alipes report`")
+    ] = None,
+    only: Annotated[str, typer.Option(help="Configurations to run, separated by commas")] = "",
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Another seed than the scenario's")
+    ] = None,
+    sensitivity: Annotated[
+        bool, typer.Option("--sensitivity", help="Also vary every number of the hardware profile")
+    ] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help=f"Only the first {QUICK_SESSIONS} sessions")
+    ] = False,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Write environment, rows and claims here")
+    ] = None,
+) -> None:
+    """Run every configuration of a scenario under every load, and say how each does."""
+    try:
+        scenario = load_scenario(file)
+        names = [name.strip() for name in only.split(",") if name.strip()]
+        study = prepare(scenario, file.parent, names, seed, QUICK_SESSIONS if quick else None)
+        runs, varied = _drive(study, out, sensitivity)
+    except (FieldError, HardwareError, SessionError, TraceError, OSError) as error:
+        complain(str(error))
+        raise typer.Exit(USAGE) from None
+    found = outcome(study.scenario, runs, _environment(study, quick))
+    show(study, found)
+    if varied:
+        show_variants(study.scenario, found, varied)
+    if json_file is not None:
+        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
+    if not found.holds and not quick:
+        raise typer.Exit(FAILURE)
+
+
+def _drive(
+    study: Study, out: Path | None, sensitivity: bool
+) -> tuple[list[Run], list[tuple[str, Row]]]:
+    """Every run, each on disk as soon as it is over."""
+    runs: list[Run] = []
+    with progress_bars() as progress:
+        bar = progress.add_task("", total=len(study.cases))
+
+        def begun(label: str) -> None:
+            progress.update(bar, description=label)
+
+        for run in study.runs(begun):
+            runs.append(run)
+            if out is not None:
+                write_run(out / run.folder, run)
+            progress.advance(bar)
+        if not sensitivity:
+            return runs, []
+        progress.update(bar, total=None)
+        return runs, [(label, row_of(run)) for label, run in study.variants(begun)]
+
+
+def _environment(study: Study, quick: bool) -> dict[str, str]:
+    return {
+        "hardware": study.hardware.name,
+        "trace": study.workload.source,
+        "sessions": str(len(study.workload.sessions)),
+        "seed": str(study.scenario.seed),
+        "quick": str(quick),
+        "python": platform.python_version(),
+    }

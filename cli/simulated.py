@@ -1,0 +1,124 @@
+"""How the outcome of a simulation is printed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from rich.console import Console
+
+from alipes.cli.output import print_table
+from alipes.replay.reports.measures import NAMES
+from alipes.replay.sim.outcome import Outcome, Row, best
+from alipes.replay.sim.scenario import Scenario
+from alipes.replay.sim.study import Study
+
+MAIN: Final = ("sct_p50", "sct_p95", "ttft_p50", "ttft_p95", "cached_share", "switch_share")
+PARTS: Final = (
+    ("admission", "client"),
+    ("queue", "gateway"),
+    ("slot", "slot"),
+    ("switch", "switch"),
+    ("restore", "restore"),
+    ("recompute", "recompute"),
+    ("prefill", "prefill"),
+    ("decode", "decode"),
+    ("gap", "tools"),
+)
+
+
+def show(study: Study, found: Outcome) -> None:
+    """Tables to stdout: each case, the papers' numbers, where the time goes, claims."""
+    rows = [*found.rows, *_best_rows(study.scenario, found)]
+    columns = ("case", "calls", "failed", *(NAMES[name][0] for name in MAIN), "rounds", "wall s")
+    table = [
+        (
+            row.case,
+            f"{row.calls:,}",
+            str(row.failed),
+            *(_number(name, row.measures.get(name)) for name in MAIN),
+            _number("rounds", row.measures.get("rounds")),
+            _number("seconds", study.seconds.get(row.case)),
+        )
+        for row in rows
+    ]
+    print_table(f"{found.name} on {found.environment['hardware']}", columns, table, ("case",))
+    _show_bounds(found)
+    _show_parts(rows)
+    _show_published(found)
+    for claim in found.claims:
+        mark = "holds" if claim.holds else "DOES NOT HOLD"
+        _say(f"{mark}: {claim.name}: {claim.value:.3g} (target {claim.target})")
+    for assumption in study.scenario.assumptions:
+        _say(f"assumed: {assumption}")
+
+
+def show_variants(scenario: Scenario, found: Outcome, varied: Sequence[tuple[str, Row]]) -> None:
+    """Median SCT of each configuration with one number of the hardware at an end of its range."""
+    cases = list(dict.fromkeys(row.case for _, row in varied))
+    base = {row.case: row.measures.get("sct_p50") for row in found.rows}
+    lines = {"as given": base}
+    for label, row in varied:
+        lines.setdefault(label, {})[row.case] = row.measures.get("sct_p50")
+    table = [
+        (label, *(_number("sct_p50", values.get(case)) for case in cases), _ratio(values, cases))
+        for label, values in lines.items()
+    ]
+    columns = ("number", *(f"SCT p50, {case}" for case in cases), "last / first")
+    print_table(f"{scenario.name}: sensitivity", columns, table, ("number",))
+
+
+def _ratio(values: dict[str, float | None], cases: Sequence[str]) -> str:
+    first, last = values.get(cases[0]), values.get(cases[-1])
+    return f"{last / first:.2f}" if first and last else ""
+
+
+def _best_rows(scenario: Scenario, found: Outcome) -> list[Row]:
+    from msgspec.structs import replace
+
+    chosen = best(scenario, found.rows)
+    return [replace(row, case=f"{name} (best: {row.case})") for name, row in chosen.items()]
+
+
+def _show_bounds(found: Outcome) -> None:
+    for row in found.rows[:1]:
+        told = ", ".join(
+            f"{NAMES[name][0]} {_number(name, value)} s" for name, value in row.bounds.items()
+        )
+        _say(f"no scheduler is below: {told}")
+
+
+def _show_parts(rows: Sequence[Row]) -> None:
+    told = [row for row in rows if row.parts]
+    columns = ("case", *(title for _, title in PARTS))
+    table = [
+        (row.case, *(_number("seconds", row.parts.get(name)) for name, _ in PARTS)) for row in told
+    ]
+    print_table("where the seconds of a mean session go", columns, table, ("case",))
+
+
+def _show_published(found: Outcome) -> None:
+    table = []
+    for row in found.rows:
+        for name, value in row.published.items():
+            ours = row.measures.get(name)
+            ratio = f"{ours / value:.2f}" if ours is not None and value else ""
+            table.append(
+                (row.case, NAMES[name][0], _number(name, value), _number(name, ours), ratio)
+            )
+    if table:
+        columns = ("case", "figure", "published", "simulated", "ratio")
+        print_table("beside the paper", columns, table, ("case", "figure"))
+
+
+def _number(name: str, value: float | None) -> str:
+    if value is None:
+        return ""
+    kind = NAMES[name][1]
+    if kind == "share":
+        return f"{value:.1%}"
+    return f"{value:,.0f}" if kind == "count" or value >= 1000 else f"{value:.3g}"
+
+
+def _say(line: str) -> None:
+    Console().print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,0 +1,157 @@
+"""What no scheduler can beat: each session alone, and all of them on a fluid device.
+
+Alone, a session has every token of its context cached and no other model to make way for. On the
+fluid device, work of all sessions is done in the cheapest batches and nothing is ever switched:
+at most so much of it can be over at any time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from alipes.replay.sim.costs import EngineCosts
+from alipes.replay.traces.form import Call, Session, Wait
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Seconds: by session, alone; of the sessions that arrive together the median and 95th
+    percentile at least; the whole run."""
+
+    alone: dict[str, float]
+    p50: float
+    p95: float
+    makespan: float
+
+
+def bounds(
+    sessions: Sequence[Session],
+    costs: Mapping[str, EngineCosts],
+    instances: int,
+    chunk: int,
+    max_running: int,
+    gap_cap: float | None,
+    together: bool,
+) -> Bounds:
+    """On so many instances. All start ``together`` or not: only then does the fluid device bound
+    percentiles."""
+    alone = [_alone(session, costs, chunk, gap_cap) for session in sessions]
+    work = [_work(session, costs, chunk, max_running) / instances for session in sessions]
+    ranked = sorted(work)
+    total = math.fsum(work)
+
+    def least(percent: float) -> float:
+        rank = max(0, math.ceil(percent / 100 * len(sessions)) - 1)
+        fluid = math.fsum(ranked[: rank + 1]) if together else 0.0
+        return max(sorted(alone)[rank], fluid)
+
+    return Bounds(
+        {session.id: seconds for session, seconds in zip(sessions, alone, strict=True)},
+        least(50),
+        least(95),
+        max(max(alone, default=0.0), total),
+    )
+
+
+def _model(session: Session, branch: int) -> str:
+    return session.branches[branch].model or session.model
+
+
+def _prefill(call: Call, costs: EngineCosts, chunk: int) -> int:
+    """ns of what neither the call's branch nor another session can have computed."""
+    position = _cached(call)
+    duration = costs.cold if position == 0 else 0
+    while position < call.prompt:
+        new = min(chunk, call.prompt - position)
+        duration += costs.prefill([(new, position)])
+        position += new
+    return duration
+
+
+def _cached(call: Call) -> int:
+    """Tokens that may be cached: what the branch kept, and content of all sessions after it. One
+    at least must be computed for there to be something to draw from."""
+    shared = itertools.takewhile(lambda span: span.stream >= 0, call.added)
+    return min(call.kept + sum(span.length for span in shared), call.prompt - 1)
+
+
+def _alone(
+    session: Session, costs: Mapping[str, EngineCosts], chunk: int, gap_cap: float | None
+) -> float:
+    """Seconds from the first call's due time to the last end, with calls of several branches
+    side by side at no cost to each other."""
+    ends: dict[tuple[str, int], float] = {}
+    over: dict[str, float] = {}
+    waiting = list(range(len(session.branches)))
+    start = _gap(session.branches[0].calls[0], gap_cap)
+    # Branches join one another, so they are walked call by call until nothing is left.
+    at = dict.fromkeys(waiting, 0)
+    while waiting:
+        moved = False
+        for number in tuple(waiting):
+            branch = session.branches[number]
+            model = costs[_model(session, number)]
+            while at[number] < len(branch.calls):
+                call = branch.calls[at[number]]
+                ready = _ready(session, number, at[number], ends, over)
+                if ready is None:
+                    break
+                begin = ready + _gap(call, gap_cap)
+                decode = model.decode(1, call.prompt + 1, max(call.output - 1, 0))
+                seconds = (_prefill(call, model, chunk) + decode) / 1e9
+                ends[branch.name, at[number]] = begin + seconds
+                at[number] += 1
+                moved = True
+            if at[number] == len(branch.calls):
+                over[branch.name] = ends[branch.name, at[number] - 1]
+                waiting.remove(number)
+        if not moved and waiting:
+            raise ValueError(f"session {session.id}: its branches wait for each other")
+    return max(ends.values()) - start
+
+
+def _ready(
+    session: Session,
+    number: int,
+    index: int,
+    ends: Mapping[tuple[str, int], float],
+    over: Mapping[str, float],
+) -> float | None:
+    """When what the call waits for has ended; None where that is not known yet."""
+    branch = session.branches[number]
+    call = branch.calls[index]
+    if index == 0:
+        return ends.get((branch.parent, branch.spawned_by)) if number else 0.0
+    ready = ends[branch.name, index - 1]
+    for name in call.joins if call.wait is Wait.BRANCH else ():
+        if name not in over:
+            return None
+        ready = max(ready, over[name])
+    return ready
+
+
+def _gap(call: Call, cap: float | None) -> float:
+    return call.gap if cap is None else min(call.gap, cap)
+
+
+def _work(
+    session: Session, costs: Mapping[str, EngineCosts], chunk: int, max_running: int
+) -> float:
+    """Seconds of device time that the session takes in full batches."""
+    total = 0.0
+    for number, branch in enumerate(session.branches):
+        model = costs[_model(session, number)]
+        estimate = model.estimate()
+        # Shares of the cheapest batch: of the fixed part what a full one leaves to each call.
+        step = estimate.decode_base / max_running + estimate.decode_call
+        for call in branch.calls:
+            new = call.prompt - _cached(call)
+            drawn = max(call.output - 1, 0)
+            context = drawn * (call.prompt + 1) + drawn * (drawn - 1) / 2
+            total += new * (estimate.prefill_base / chunk + estimate.prefill_token)
+            total += new * max(call.prompt - new, 0) * estimate.prefill_context
+            total += drawn * step + context * estimate.decode_context
+    return total

@@ -1,0 +1,105 @@
+"""What a scenario's runs came to: rows beside published numbers and bounds, and claims."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import msgspec
+
+from alipes.replay.reports.breakdown import mean_parts
+from alipes.replay.reports.groups import group_runs
+from alipes.replay.reports.measures import measure
+from alipes.replay.runs import Run
+from alipes.replay.sim.scenario import Comparison, Scenario
+
+BOUNDS: Final = {"bound_p50": "sct_p50", "bound_p95": "sct_p95", "bound_seconds": "seconds"}
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One run: every measure that it has; what a paper prints, by the same names; the least that
+    any scheduler needs; where the mean second of a session went (``Parts``)."""
+
+    case: str
+    calls: int
+    failed: int
+    measures: dict[str, float]
+    published: dict[str, float]
+    bounds: dict[str, float]
+    parts: dict[str, float]
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """``value`` against ``target``, in the words of ``name``."""
+
+    name: str
+    value: float
+    unit: str
+    target: str
+    holds: bool
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """The form that every benchmark writes."""
+
+    name: str
+    environment: dict[str, str]
+    rows: tuple[Row, ...]
+    claims: tuple[Claim, ...]
+
+    @property
+    def holds(self) -> bool:
+        return all(claim.holds for claim in self.claims)
+
+
+def row_of(run: Run) -> Row:
+    """Raises ValueError for a run of which no call counts."""
+    group = group_runs([run])[0]
+    counters = run.info.counters
+    return Row(
+        case=run.folder,
+        calls=len(run.counted),
+        failed=group.failed,
+        measures=measure(group),
+        published=run.info.published,
+        bounds={name: counters[key] for key, name in BOUNDS.items() if key in counters},
+        parts=mean_parts(group.whole),
+    )
+
+
+def outcome(scenario: Scenario, runs: Sequence[Run], environment: Mapping[str, str]) -> Outcome:
+    """Rows of all runs, in their order, and the scenario's claims about those that ran."""
+    rows = tuple(row_of(run) for run in runs)
+    found = {row.case: row for row in rows}
+    claims = [
+        _claim(wanted, found)
+        for wanted in scenario.claims
+        if wanted.of in found and wanted.to in found
+    ]
+    return Outcome(scenario.name, dict(environment), rows, tuple(claims))
+
+
+def _claim(wanted: Comparison, rows: Mapping[str, Row]) -> Claim:
+    over = rows[wanted.of].measures.get(wanted.figure, float("nan"))
+    under = rows[wanted.to].measures.get(wanted.figure, float("nan"))
+    value = over / under if under else float("inf" if over else "nan")
+    return Claim(
+        name=f"{wanted.name}: {wanted.figure} of {wanted.of} over {wanted.to} ({wanted.source})",
+        value=value,
+        unit="ratio",
+        target=f"<= {wanted.at_most:g}",
+        holds=value <= wanted.at_most,
+    )
+
+
+def best(scenario: Scenario, rows: Sequence[Row]) -> dict[str, Row]:
+    """Of each group in ``best_of``, under each load, the row with the least median SCT."""
+    found: dict[str, Row] = {}
+    for name, members in scenario.best_of.items():
+        for load in scenario.loads:
+            labels = {f"{load}.{member}" if load else member for member in members}
+            told = [row for row in rows if row.case in labels and "sct_p50" in row.measures]
+            if told:
+                label = f"{load}.{name}" if load else name
+                found[label] = min(told, key=lambda row: row.measures["sct_p50"])
+    return found

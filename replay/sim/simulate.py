@@ -1,0 +1,147 @@
+"""One case of a scenario, from its sessions to a run as reports read it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
+
+from alipes.gateway.strict import FieldError
+from alipes.replay.runs import Run, RunInfo
+from alipes.replay.sim.bounds import Bounds, bounds
+from alipes.replay.sim.build import Fleet, build
+from alipes.replay.sim.cluster import Cluster
+from alipes.replay.sim.costs import engine_costs
+from alipes.replay.sim.hardware import Hardware
+from alipes.replay.sim.scenario import Case, Scenario, TraceSpec
+from alipes.replay.traces.form import Branch, Session, Trace
+from alipes.replay.traces.load import load
+from alipes.replay.traces.synth.workloads import Wish, synthesise
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """The sessions of a scenario, each with its model."""
+
+    source: str
+    sessions: tuple[Session, ...]
+
+
+def workload(scenario: Scenario, folder: Path, at_most: int | None = None) -> Workload:
+    """``folder`` is the scenario file's; ``at_most`` sessions are taken from the beginning.
+    Raises ``TraceError`` and ``FieldError``."""
+    spec = scenario.trace
+    trace = _synthesised(spec, folder) if spec.synth else load([folder / spec.file])
+    sessions = trace.sessions
+    if spec.file and spec.sessions:
+        sessions = sessions[: spec.sessions]
+    served = tuple(dict.fromkeys(m for instance in scenario.instances for m in instance.models))
+    models = spec.models or served
+    given = [
+        session
+        if session.model in served
+        else replace(session, model=models[number % len(models)], branches=_plain(session))
+        for number, session in enumerate(sessions)
+    ]
+    repeated = [
+        session if again == 0 else replace(session, id=f"{session.id}.{again + 1}")
+        for again in range(spec.repeat)
+        for session in given
+    ]
+    return Workload(trace.source, tuple(repeated[:at_most]))
+
+
+def _synthesised(spec: TraceSpec, folder: Path) -> Trace:
+    recorded = load([folder / spec.recorded]) if spec.recorded else None
+    try:
+        return synthesise(spec.synth, Wish(spec.seed, spec.sessions, spec.models, recorded))
+    except ValueError as error:
+        raise FieldError("trace", str(error)) from None
+
+
+def _plain(session: Session) -> tuple[Branch, ...]:
+    """Its branches on the session's own model."""
+    return tuple(replace(branch, model="") for branch in session.branches)
+
+
+def simulate(scenario: Scenario, hardware: Hardware, sessions: Workload, case: Case) -> Run:
+    """Run one case to its end. Raises ``HardwareError``, ``SessionError`` and, for what cannot be,
+    ``SimulationError``."""
+    hardware = _sized(hardware, case)
+    fleet = Fleet(hardware, case.setup, scenario.instances)
+    cluster = build(fleet, sessions.sessions, case.pacing, scenario.seed, scenario.warmup)
+    cluster.run()
+    least = bounds_of(fleet, sessions.sessions, case)
+    info = _info(scenario, hardware, sessions, case, cluster, least)
+    timelines = [instance.timeline for instance in cluster.instances]
+    return Run(
+        folder=case.label,
+        info=info,
+        calls=tuple(cluster.records),
+        switches=tuple(one for timeline in timelines for one in timeline.switches),
+        rounds=tuple(one for timeline in timelines for one in timeline.rounds),
+        memory=tuple(one for timeline in timelines for one in timeline.memory),
+    )
+
+
+def _sized(hardware: Hardware, case: Case) -> Hardware:
+    setup = case.setup
+    return replace(
+        hardware,
+        block_tokens=setup.block_tokens or hardware.block_tokens,
+        prefill_chunk=setup.prefill_chunk or hardware.prefill_chunk,
+        max_running=setup.max_running or hardware.max_running,
+    )
+
+
+def bounds_of(fleet: Fleet, sessions: Sequence[Session], case: Case) -> Bounds:
+    hardware = fleet.hardware
+    models = {model for instance in fleet.instances for model in instance.models}
+    pacing = case.pacing
+    return bounds(
+        sessions,
+        {model: engine_costs(hardware, model) for model in sorted(models)},
+        len(fleet.names()),
+        hardware.prefill_chunk,
+        hardware.max_running,
+        pacing.gap_cap,
+        together=not (pacing.concurrency or pacing.rate or pacing.recorded),
+    )
+
+
+def _info(
+    scenario: Scenario,
+    hardware: Hardware,
+    sessions: Workload,
+    case: Case,
+    cluster: Cluster,
+    least: Bounds,
+) -> RunInfo:
+    published = scenario.published
+    counted = sessions.sessions[scenario.warmup :]
+    settings = {
+        key: str(value)
+        for key, value in msgspec.to_builtins(case.setup).items()
+        if value != getattr(scenario.setup, key)
+    }
+    if len(scenario.loads) > 1:
+        settings["load"] = case.load
+    return RunInfo(
+        scenario=scenario.name,
+        configuration=case.configuration,
+        kind="simulated",
+        hardware=hardware.name,
+        trace=sessions.source,
+        seed=scenario.seed,
+        seconds=cluster.clock.now / 1e9,
+        settings=settings,
+        counters=cluster.counters()
+        | {"bound_p50": least.p50, "bound_p95": least.p95, "bound_seconds": least.makespan},
+        bound={session.id: least.alone[session.id] for session in counted},
+        planned={session.id: session.calls for session in counted},
+        published=published.values.get(case.label, {}) if published else {},
+        published_source=published.source if published else "",
+    )
