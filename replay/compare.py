@@ -32,7 +32,11 @@ class Signs(msgspec.Struct, frozen=True):
 
 
 def percentile_ratio(
-    base: BySession, other: BySession, percent: float, seed: int = SEED
+    base: BySession,
+    other: BySession,
+    percent: float,
+    resamples: int = RESAMPLES,
+    seed: int = SEED,
 ) -> Interval | None:
     """Percentile of all values of ``base`` over that of ``other``, over the sessions in which
     both have values; None where there is none or ``other`` has a percentile of 0."""
@@ -46,7 +50,7 @@ def percentile_ratio(
         return None
     rng = np.random.default_rng(seed)
     drawn = []
-    for _ in range(RESAMPLES):
+    for _ in range(resamples):
         picks = rng.integers(0, len(shared), len(shared))
         times = np.bincount(picks, minlength=len(shared))
         divisor = below.percentile(times, percent)

@@ -112,24 +112,19 @@ def _key(run: Run) -> _Key:
 
 
 def _varied(keys: Iterable[_Key]) -> dict[tuple[str, str], set[str]]:
-    """By configuration and kind the settings in which its runs differ. A load that differs
-    anywhere is told everywhere, so that panels hold what belongs together."""
-    values: dict[tuple[str, str], dict[str, set[str]]] = {}
-    counts: dict[tuple[str, str], int] = {}
-    loads = set()
+    """By configuration and kind the settings in which its runs differ, one that only some have
+    too. A load that differs anywhere is told everywhere: panels hold what belongs together."""
+    settings: dict[tuple[str, str], list[Settings]] = {}
     for configuration, kind, pairs in keys:
-        place = (configuration, kind)
-        counts[place] = counts.get(place, 0) + 1
-        for name, value in pairs:
-            values.setdefault(place, {}).setdefault(name, set()).add(value)
-            loads |= {value} if name == LOAD else set()
+        settings.setdefault((configuration, kind), []).append(dict(pairs))
+    loads = {one.get(LOAD) for found in settings.values() for one in found}
     return {
         place: {
             name
-            for name, seen in values[place].items()
-            if len(seen) > 1 or (name == LOAD and len(loads) > 1)
+            for name in {name for one in found for name in one}
+            if len({one.get(name) for one in found}) > 1 or (name == LOAD and len(loads) > 1)
         }
-        for place in counts
+        for place, found in settings.items()
     }
 
 

@@ -72,4 +72,5 @@ def _row(cells: list[str], escape: bool = True) -> str:
 def _plain(text: str) -> str:
     """The text with what Markdown would take for marks escaped, on one line."""
     line = " ".join(text.split())
-    return "".join(f"\\{mark}" if mark in "\\`*_{}<>|[]#" else mark for mark in line)
+    escaped = "".join(f"\\{mark}" if mark in "\\`*_<>|#" else mark for mark in line)
+    return escaped.replace("](", "]\\(")

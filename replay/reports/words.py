@@ -39,4 +39,6 @@ def three_digits(value: float) -> str:
 
 
 def _ratio(value: float) -> str:
-    return f"{value:.2f}" if math.isfinite(value) else "∞"
+    if not math.isfinite(value):
+        return "∞"
+    return f"{value:.2f}" if value >= 0.1 else three_digits(value)

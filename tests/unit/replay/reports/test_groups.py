@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from alipes.replay.reports.groups import group_runs, loads_of
+from alipes.replay.runs import Run
+
+
+def small(make: Callable[..., Run], configuration: str, **more: object) -> Run:
+    return make(configuration=configuration, sessions=1, **more)
+
+
+def test_seeds_are_pooled_and_other_settings_are_not(run_maker: Callable[..., Run]) -> None:
+    runs = [small(run_maker, "a", seed=seed, settings={"seed": str(seed)}) for seed in (1, 2)]
+    runs.append(small(run_maker, "a", settings={"slot": "3"}))
+    groups = group_runs(runs)
+    assert [len(group.runs) for group in groups] == [2, 1]
+    assert [group.label for group in groups] == ["a", "slot 3"]
+
+
+def test_configurations_keep_their_order_and_colours_over_loads(
+    run_maker: Callable[..., Run],
+) -> None:
+    runs = [
+        small(run_maker, name, settings={"load": load})
+        for load in ("high", "low", "medium")
+        for name in ("sticky", "full")
+    ]
+    groups = group_runs(runs)
+    assert loads_of(groups) == ("low", "medium", "high")
+    assert [group.label for group in groups] == [
+        f"{name}, {load} load" for load in ("low", "medium", "high") for name in ("sticky", "full")
+    ]
+    assert {(group.name, group.colour) for group in groups} == {("sticky", "c0"), ("full", "c1")}
+
+
+def test_loads_that_are_numbers_are_ordered_as_numbers(run_maker: Callable[..., Run]) -> None:
+    runs = [small(run_maker, "a", settings={"load": load}) for load in ("10", "0.6", "2")]
+    assert loads_of(group_runs(runs)) == ("0.6", "2", "10")
+    assert group_runs(runs)[2].label == "a, load 10"
+
+
+def test_one_load_is_not_told(run_maker: Callable[..., Run]) -> None:
+    runs = [small(run_maker, name, settings={"load": "high"}) for name in ("a", "b")]
+    assert [(group.label, group.load) for group in group_runs(runs)] == [("a", ""), ("b", "")]
+
+
+def test_leases_make_a_sweep_only_where_they_differ(run_maker: Callable[..., Run]) -> None:
+    runs = [small(run_maker, "full", settings={"lease_seconds": tau}) for tau in ("5", "0.5")]
+    runs.append(small(run_maker, "sticky", settings={"lease_seconds": "0"}))
+    groups = group_runs(runs)
+    assert [(group.label, group.lease) for group in groups] == [
+        ("full, lease 0.5 s", 0.5),
+        ("full, lease 5 s", 5.0),
+        ("sticky", None),
+    ]
+
+
+def test_live_and_simulated_share_a_colour_and_are_marked(run_maker: Callable[..., Run]) -> None:
+    runs = [small(run_maker, "a", kind=kind) for kind in ("live", "simulated")]
+    live, simulated = group_runs(runs)
+    assert (live.label, simulated.label) == ("a (live)", "a (simulated)")
+    assert live.colour == simulated.colour
+    assert (live.dashed, simulated.dashed) == (True, False)
+
+
+def test_hardware_that_differs_is_told(run_maker: Callable[..., Run]) -> None:
+    run = small(run_maker, "a")
+    other = msgspec.structs.replace(run.info, hardware="h200-tp4")
+    groups = group_runs([run, msgspec.structs.replace(run, info=other)])
+    assert [group.label for group in groups] == ["hardware b200-tp8", "hardware h200-tp4"]
+
+
+def test_failed_and_warmup_calls_are_not_among_the_calls(run_maker: Callable[..., Run]) -> None:
+    run = small(run_maker, "a")
+    first, second, *rest = run.calls
+    changed = [
+        msgspec.structs.replace(first, warmup=True),
+        msgspec.structs.replace(second, error="x"),
+        *rest,
+    ]
+    (group,) = group_runs([msgspec.structs.replace(run, calls=tuple(changed))])
+    assert (len(group.calls), group.failed) == (len(rest), 1)
