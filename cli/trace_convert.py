@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from alipes.cli.output import USAGE, complain
+from alipes.cli.output import USAGE, CommandError, complain
 from alipes.replay.traces import own
 from alipes.replay.traces.form import Trace
 from alipes.replay.traces.formats import READERS
@@ -40,7 +40,7 @@ def convert(
         if to not in WRITERS:
             raise ValueError(f"--to {to}: no such format; use one of {', '.join(WRITERS)}")
         _save(load(files, format or None, block=block), out, to, block)
-    except (TraceError, ValueError, OSError) as error:
+    except (TraceError, ValueError, CommandError) as error:
         complain(str(error))
         raise typer.Exit(USAGE) from None
 
@@ -60,11 +60,14 @@ def sample_trace(
     try:
         drawn = sample(load(files, format or None, block=block), sessions, seed, calls_at_most)
         _save(drawn, out, own.NAME, block)
-    except (TraceError, ValueError, OSError) as error:
+    except (TraceError, ValueError, CommandError) as error:
         complain(str(error))
         raise typer.Exit(USAGE) from None
 
 
 def _save(trace: Trace, out: Path, format: str, block: int) -> None:
-    save(out, trace, format, block)
+    try:
+        save(out, trace, format, block)
+    except OSError as error:
+        raise CommandError(f"{out}: {error.strerror}; give a file that can be written") from None
     typer.echo(f"{len(trace.sessions)} sessions, {trace.calls} calls: {out}")

@@ -16,6 +16,7 @@ from alipes.replay.traces import (
     azure,
     claude_code,
     claude_sessions,
+    gateway_log,
     mini_swe_agent,
     mooncake,
     own,
@@ -26,7 +27,7 @@ from alipes.replay.traces import (
 from alipes.replay.traces.form import Trace
 from alipes.replay.traces.hash_ids import BLOCK
 from alipes.replay.traces.lines import plain_name
-from alipes.replay.traces.model import Call, TraceError, Trajectory
+from alipes.replay.traces.model import Call, TraceError
 from alipes.replay.traces.text import Count, quarter, session_of
 
 
@@ -52,8 +53,8 @@ def _run(read_calls: Callable[[Path, bytes], tuple[Call, ...]], agent: str) -> R
         for suffix in (".json", ".traj"):
             name = name.removesuffix(suffix)
         stem = re.sub(r"[^A-Za-z0-9_-]+", "-", name)[:48]
-        run = Trajectory(f"{stem}-{digest}", path, read_calls(path, data))
-        return Trace(path.name, (session_of(run, agent, reading.count),))
+        calls = read_calls(path, data)
+        return Trace(path.name, (session_of(f"{stem}-{digest}", calls, agent, reading.count),))
 
     return read
 
@@ -68,6 +69,7 @@ READERS: Final[Mapping[str, Reader]] = {
     "claude-code": lambda path, data, how: claude_code.read(path, data, how.count),
     "claude-code-sessions": lambda path, data, _: claude_sessions.read(path, data),
     "swe-agent": _run(swe_agent.read_calls, "swe-agent"),
+    "gateway": lambda path, data, _: gateway_log.read(path, data),
     "mini-swe-agent": _run(mini_swe_agent.read_calls, "mini-swe-agent"),
 }
 
@@ -76,6 +78,7 @@ NAMES: Final = ((".traj.json", "mini-swe-agent"), (".traj", "swe-agent"), (".csv
 # The keys of a file's first object, or of its only one; the first that are all there decide.
 KEYS: Final = (
     ({"format", "version"}, own.NAME),
+    ({"kind", "block_tokens"}, "gateway"),
     ({"request_id"}, "agentic-mooncake"),
     ({"num_turns", "input_prompt_length"}, "trie"),
     ({"requests"}, "weka"),

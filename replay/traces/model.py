@@ -51,15 +51,6 @@ class Call:
     gap: float
 
 
-@dataclass(frozen=True, slots=True)
-class Trajectory:
-    """A recorded session: its calls in order. ``name`` is stable: file name and content digest."""
-
-    name: str
-    path: Path
-    calls: tuple[Call, ...]
-
-
 class TraceError(Exception):
     """A trace cannot be replayed: the file, the field and what to do, in one line."""
 

@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from alipes.replay.traces.form import MAIN, Branch, Call, Session, Span, Turn, Wait, stream_id
-from alipes.replay.traces.model import Message, Trajectory
+from alipes.replay.traces.model import Call as RecordedCall
+from alipes.replay.traces.model import Message
 
 Count = Callable[[str], int]
 
@@ -65,11 +66,11 @@ def _texts(message: Message) -> list[str]:
     return [message.role, message.content, *calls]
 
 
-def session_of(run: Trajectory, agent: str, count: Count) -> Session:
+def session_of(name: str, run: Sequence[RecordedCall], agent: str, count: Count) -> Session:
     """A recorded run without sub-agents."""
     branch = TextBranch(count)
     calls = tuple(
         branch.call(call.prompt, call.reply, call.gap, Wait.TOOL if index else Wait.START)
-        for index, call in enumerate(run.calls)
+        for index, call in enumerate(run)
     )
-    return Session(run.name, (Branch(MAIN, calls),), agent=agent)
+    return Session(name, (Branch(MAIN, calls),), agent=agent)

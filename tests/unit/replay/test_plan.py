@@ -9,11 +9,11 @@ from alipes.replay.shorten import text_of
 from alipes.replay.tokens import TokenPrompts, vocabulary
 from alipes.replay.traces.content import Content
 from alipes.replay.traces.form import MAIN, Branch, Call, Session, Span, Wait
-from alipes.replay.traces.read import read
-from alipes.replay.traces.text import quarter, session_of
+from alipes.replay.traces.load import load
+from alipes.replay.traces.swe_agent import read_calls
 
 SHIPPED = Path(__file__).parents[3] / "replay" / "data" / "marshmallow-1867-xml.traj"
-RECORDED = session_of(read(SHIPPED), "", quarter)
+RECORDED = load([SHIPPED]).sessions[0]
 COUNTED = 11
 
 
@@ -45,21 +45,21 @@ def tokens(force: bool = False) -> PlannedSession:
 
 
 def test_every_run_sends_the_same_bytes() -> None:
-    first, second = plan(RECORDED), plan(session_of(read(SHIPPED), "", quarter))
+    first, second = plan(RECORDED), plan(load([SHIPPED]).sessions[0])
     assert first.recorded == second.recorded
     for index in range(COUNTED):
         assert first.request(0, index, False) == second.request(0, index, False)
 
 
 def test_a_body_asks_for_the_recorded_length_and_nothing_random() -> None:
-    trajectory = read(SHIPPED)
+    calls = read_calls(SHIPPED, SHIPPED.read_bytes())
     request = plan(RECORDED, model="qwen3/small").request(0, 3, False)
     body = json.loads(request.body)
-    recorded = trajectory.calls[3]
+    recorded = calls[3]
     assert request.path == "/v1/chat/completions"
     assert body["max_tokens"] == request.expected == len(recorded.reply.content.split())
     assert body["messages"] == [message.wire() for message in recorded.prompt]
-    assert body["messages"][-2]["content"] == trajectory.calls[2].reply.content
+    assert body["messages"][-2]["content"] == calls[2].reply.content
     assert (body["ignore_eos"], body["temperature"], body["stream"]) == (True, 0, True)
     assert isinstance(body["seed"], int)
     assert body["model"] == "qwen3/small"

@@ -17,9 +17,8 @@ from alipes.replay.shorten import (
     texts_of,
     tokens_needed,
 )
+from alipes.replay.traces.load import load
 from alipes.replay.traces.model import Message, ToolCall
-from alipes.replay.traces.read import read
-from alipes.replay.traces.text import quarter, session_of
 
 SHIPPED = Path(__file__).parents[3] / "replay" / "data" / "marshmallow-1867-xml.traj"
 
@@ -45,7 +44,7 @@ def test_the_marker_tells_what_is_missing() -> None:
 
 @pytest.mark.parametrize("share", [0.9, 0.5, 0.1, 0.01])
 def test_prompts_that_were_prefixes_still_are(share: float) -> None:
-    whole = conversation_of(session_of(read(SHIPPED), "", quarter))
+    whole = conversation_of(load([SHIPPED]).sessions[0])
     ((*_, last),) = whole
     (short,) = shorten_conversation(whole, share)
     for before, after in pairwise(short):
