@@ -168,17 +168,32 @@ def used(record: MemoryRecord) -> int:
 
 
 def _footprint(group: Group, by_round: bool) -> Series:
+    points = _mean_by_round(group.runs) if by_round else time_footprint(group.runs)
+    at, size = [x for x, _ in points], [held / GIB for _, held in points]
+    return Series(group.label, group.colour, thinned(at), thinned(size), group.dashed)
+
+
+def _mean_by_round(runs: Sequence[Run]) -> list[tuple[float, float]]:
     values: dict[float, list[float]] = {}
-    for run in group.runs:
-        for x, bytes_used in round_footprint(run) if by_round else time_footprint(run):
-            values.setdefault(x, []).append(bytes_used / GIB)
-    at = sorted(values)
-    means = [sum(values[x]) / len(values[x]) for x in at]
-    return Series(group.label, group.colour, thinned(at), thinned(means), group.dashed)
+    for run in runs:
+        for index, held in round_footprint(run):
+            values.setdefault(index, []).append(held)
+    return [(index, sum(found) / len(found)) for index, found in sorted(values.items())]
 
 
-def time_footprint(run: Run) -> list[tuple[float, float]]:
-    return [(record.at, used(record)) for record in run.memory]
+def time_footprint(runs: Sequence[Run]) -> list[tuple[float, float]]:
+    """(seconds, mean of what each instance of each run held last) at every record."""
+    records = [
+        (record.at, number, record.instance, used(record))
+        for number, run in enumerate(runs)
+        for record in run.memory
+    ]
+    held: dict[tuple[int, str], int] = {}
+    points = []
+    for at, number, instance, size in sorted(records):
+        held[number, instance] = size
+        points.append((at, sum(held.values()) / len(held)))
+    return points
 
 
 def round_footprint(run: Run) -> list[tuple[float, float]]:

@@ -94,7 +94,7 @@ def rounds_of(
             took = float({"d2d": 0.106, "partial": 1.0, "h2d": 1.6}[path] * rng.lognormal(0, 0.15))
             switches.append(SwitchRecord("cold-0", now, model, path, took, 10, 20))
             switched += took
-            now += took + 1.0
+            now += took
             kv, staged = int(rng.uniform(20, 45) * GIB), 0 if switch > 1.2 else 12 * GIB
             memory.append(
                 MemoryRecord("cold-0", now, 118 * GIB, kv, staged, 4 * GIB, 183 * GIB, 900 * GIB)

@@ -29,8 +29,7 @@ def slow_ratio(
 
     rng = np.random.default_rng(1)
     ratios = sorted(
-        ratio([names[i] for i in rng.integers(0, len(names), len(names))])
-        for _ in range(resamples)
+        ratio([names[i] for i in rng.integers(0, len(names), len(names))]) for _ in range(resamples)
     )
     low, high = nearest_rank(ratios, 2.5), nearest_rank(ratios, 97.5)
     assert low is not None

@@ -93,8 +93,7 @@ def test_returns_are_counted_from_instances_where_no_counter_tells(
 def test_only_what_there_is_data_for(run_maker: Callable[..., Run]) -> None:
     run = run_maker(sessions=1, counters={"cancelled": 0.0})
     bare = [
-        msgspec.structs.replace(call, instance="", tpot=None, returning=False)
-        for call in run.calls
+        msgspec.structs.replace(call, instance="", tpot=None, returning=False) for call in run.calls
     ]
     (group,) = group_runs([Run("folder", run.info, tuple(bare))])
     assert set(measure(group)) == {
