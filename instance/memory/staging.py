@@ -68,8 +68,8 @@ class StagingLedger:
         self._used = [0] * area.bands
         self._free_bands = area.bands
         self._under_way = 0
-        # Bands, the highest first, that may have a chunk to write: whether they have is found out
-        # when their turn comes.
+        # Bands, the highest first, that may have room and a chunk to write: whether one has is
+        # found out when its turn comes.
         self._open: list[int] = []
 
     @property
@@ -104,7 +104,7 @@ class StagingLedger:
         self._plan = StagingPlan(self.area, weight_bytes)
         self._states = bytearray(self._plan.placed)
         planned = -(-self._plan.placed // self.area.layers)
-        self._open = [band for band in range(planned) if not self._used[band]]
+        self._open = list(range(planned))
 
     def cancel(self) -> None:
         """Stage nothing any more. Writes under way are still to be reported."""
@@ -136,9 +136,7 @@ class StagingLedger:
         states = self._states[chunks.start : chunks.stop]
         begun = states.count(WRITING) + states.count(SPOILED)
         if chunks.step != 1 or begun < len(chunks):
-            raise ValueError(
-                f"chunks {chunks} of {self.target or 'no model'} are not being written"
-            )
+            raise ValueError(f"chunks {chunks.start} to {chunks.stop} are not being written")
         self._under_way -= len(chunks)
         if SPOILED not in states:
             self._states[chunks.start : chunks.stop] = bytes((CLEAN,)) * len(chunks)
