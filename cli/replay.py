@@ -34,16 +34,10 @@ from alipes.replay.stats import Summary
 from alipes.replay.tables import call_tables, model_table, remarks, session_table
 from alipes.replay.tokens import vocabulary
 from alipes.replay.traces.content import Vocabulary
-from alipes.replay.traces.form import Trace
+from alipes.replay.traces.load import load
 from alipes.replay.traces.model import TraceError
-from alipes.replay.traces.read import read_all
-from alipes.replay.traces.text import quarter, session_of
 
 VOCABULARY: Final = Vocabulary().high
-
-
-def load(files: list[Path]) -> Trace:
-    return Trace("files", tuple(session_of(run, "", quarter) for run in read_all(files)))
 
 
 SHOWN_CALLS = 60

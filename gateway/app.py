@@ -18,7 +18,7 @@ import uvloop
 from alipes.gateway.api.routes import build_app
 from alipes.gateway.api.service import Service
 from alipes.gateway.calls import CallFailure, FailureKind
-from alipes.gateway.config import Cluster
+from alipes.gateway.config import Cluster, RecordSettings
 from alipes.gateway.dispatch import Dispatcher
 from alipes.gateway.fleet.launcher import Launcher, LaunchSpec, LaunchState, ProcessState
 from alipes.gateway.fleet.link import Fleet
@@ -28,6 +28,7 @@ from alipes.gateway.routing.router import Router
 from alipes.gateway.routing.sessions import SessionTable
 from alipes.gateway.telemetry.metrics import Metrics
 from alipes.gateway.telemetry.record import log_calls_to
+from alipes.gateway.telemetry.recorder import CallRecorder
 from alipes.gateway.text.model import ModelText
 from alipes.instance.contract import ToInstance
 
@@ -57,8 +58,14 @@ class Gateway:
         self.router = Router(_serving(cluster), _router_settings(cluster, policy))
         limits = settings.limits
         sessions = SessionTable(limits.sessions, limits.session_idle, secrets.token_bytes)
+        self.recorder = _recorder(settings.record, texts)
         self.dispatcher = Dispatcher(
-            self.router, sessions, self._send, time.monotonic_ns, self.metrics
+            self.router,
+            sessions,
+            self._send,
+            time.monotonic_ns,
+            self.metrics,
+            self.recorder.take if self.recorder is not None else None,
         )
         self.fleet = Fleet(endpoint, frozenset(cluster.instances), self.dispatcher)
         self.launcher = Launcher(launch_specs, self._process_state)
@@ -67,13 +74,16 @@ class Gateway:
         self.http = HttpServer(self.app, settings.host, settings.port)
 
     async def start(self) -> None:
-        """Open the links and the address, start local instances. Raises ``FleetError`` or
-        ``HttpError``, with everything stopped again."""
-        await self.fleet.start()
+        """Open the recording, the links and the address, start local instances. Raises
+        ``RecordError``, ``FleetError`` or ``HttpError``, with everything stopped again."""
+        if self.recorder is not None:
+            self.recorder.open(time.monotonic_ns())
         try:
+            await self.fleet.start()
             await self.http.start()
         except BaseException:
             await self.fleet.stop()
+            self._end_recording()
             raise
         await self.launcher.start()
 
@@ -92,6 +102,11 @@ class Gateway:
         await self.launcher.stop()
         await self.fleet.stop()
         self.dispatcher.close()
+        self._end_recording()
+
+    def _end_recording(self) -> None:
+        if self.recorder is not None:
+            self.recorder.close()
 
     async def _wait_idle(self, seconds: float, hurry: asyncio.Event | None) -> None:
         deadline = time.monotonic() + seconds
@@ -156,6 +171,20 @@ async def _announce(gateway: Gateway, url: str, on_ready: Callable[[str], None])
     while not gateway.ready:
         await asyncio.sleep(_READY_POLL)
     on_ready(url)
+
+
+def _recorder(
+    settings: RecordSettings | None, texts: Mapping[str, ModelText]
+) -> CallRecorder | None:
+    if settings is None:
+        return None
+
+    def decode(model: str, tokens: Sequence[int]) -> str:
+        decoder = texts[model].decoder()
+        return decoder.push(tokens) + decoder.finish()
+
+    file = Path(settings.file)
+    return CallRecorder(file, settings.max_bytes, decode if settings.text else None)
 
 
 def _serving(cluster: Cluster) -> dict[str, frozenset[str]]:

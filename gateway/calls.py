@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final
 
 from alipes.gateway.routing.decision import Placement
 from alipes.gateway.routing.identity import NO_CLAIM, Claim
@@ -20,7 +21,8 @@ class CallRequest:
     """One sequence to generate: ``tokens`` (n,) int32 is the whole prompt, ``forced`` int32
     little-endian ids that replace draws. ``sampling.seed`` is set. ``claim`` is what the client
     says of its session, whose next prompt begins with the first ``stem`` ids of this one. A
-    ``whole`` answer is not shown before its end, so that it may be begun anew."""
+    ``whole`` answer is not shown before its end, so that it may be begun anew. ``messages`` are
+    those that the prompt was made of, if it was."""
 
     model: str
     tenant: str
@@ -32,6 +34,7 @@ class CallRequest:
     claim: Claim = NO_CLAIM
     stem: int = 0
     whole: bool = False
+    messages: Sequence[Mapping[str, Any]] | None = None
 
 
 class FailureKind(StrEnum):

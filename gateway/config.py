@@ -32,6 +32,7 @@ __all__ = [
     "InstanceEntry",
     "Limits",
     "ModelEntry",
+    "RecordSettings",
     "RoutingEntry",
     "instance_settings",
     "json_schema",
@@ -124,6 +125,15 @@ class RoutingEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replica_penalty: Annotated[float, msgspec.Meta(ge=0, le=600)] = 0.1
 
 
+class RecordSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Finished calls are appended to ``file`` until it has ``max_bytes``: lengths, times and keyed
+    hashes, and with ``text`` the messages too."""
+
+    file: Text
+    text: bool = False
+    max_bytes: Bytes = 256 << 20
+
+
 class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``endpoint`` is where instances connect (ZeroMQ); empty is a local socket of this user."""
 
@@ -133,6 +143,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
     api_keys: tuple[ApiKey, ...] = ()
     allow_forced_tokens: bool = False
+    record: RecordSettings | None = None
 
 
 class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -258,7 +269,7 @@ def _cluster(raw: dict[str, Any], folder: Path, environ: Mapping[str, str]) -> C
         name: convert(_sized(entry, f"instances.{name}"), InstanceEntry, f"instances.{name}")
         for name, entry in _named(top.instances, "instances").items()
     }
-    gateway = convert(_sized(top.gateway, "gateway"), GatewaySettings, "gateway")
+    gateway = _placed(convert(_sized(top.gateway, "gateway"), GatewaySettings, "gateway"), folder)
     targets = convert(top.targets, Targets, "targets")
     cache = environ.get(CACHE_VARIABLE) or top.cache
     cluster = Cluster(
@@ -300,6 +311,15 @@ def _named(entries: dict[str, Any], section: str) -> dict[str, Any]:
 
 def _absolute(path: str, folder: Path) -> Path:
     return Path(os.path.normpath(folder / Path(path).expanduser()))
+
+
+def _placed(gateway: GatewaySettings, folder: Path) -> GatewaySettings:
+    """With the recording's file where it is, if there is one."""
+    if gateway.record is None:
+        return gateway
+    file = str(_absolute(gateway.record.file, folder))
+    record = msgspec.structs.replace(gateway.record, file=file)
+    return msgspec.structs.replace(gateway, record=record)
 
 
 def _sized(value: Any, field: str) -> Any:

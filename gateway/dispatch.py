@@ -35,6 +35,7 @@ from alipes.gateway.routing.decision import (
 from alipes.gateway.routing.router import Router
 from alipes.gateway.routing.sessions import SessionTable
 from alipes.gateway.telemetry.metrics import Metrics
+from alipes.gateway.telemetry.recording import RecordedCall
 from alipes.instance.contract import (
     BLOCK_TOKENS,
     BlocksRemoved,
@@ -72,6 +73,7 @@ class Dispatcher:
         fleet_send: Send,
         clock: Callable[[], int],
         metrics: Metrics,
+        record: Callable[[RecordedCall], None] | None = None,
     ) -> None:
         self.router = router
         self.sessions = sessions
@@ -79,6 +81,7 @@ class Dispatcher:
         self._send = fleet_send
         self._clock = clock
         self._metrics = metrics
+        self._record = record
         self._live: dict[bytes, LiveCall] = {}
         self._hellos: dict[str, Hello] = {}
         self._snapshots: dict[str, Snapshot] = {}
@@ -101,15 +104,11 @@ class Dispatcher:
 
     def submit(self, request: CallRequest, index: int, inbox: Inbox) -> LiveCall:
         """Place the call or queue it; its events go to ``inbox`` under ``index``."""
+        now = self._clock()
         session = self.sessions.begin(
-            request.tenant,
-            request.model,
-            request.claim,
-            request.tokens,
-            request.stem,
-            self._clock(),
+            request.tenant, request.model, request.claim, request.tokens, request.stem, now
         )
-        call = LiveCall(request, index, inbox, session)
+        call = LiveCall(request, index, inbox, session, now)
         self.forget_sessions()
         self._place(call)
         self.tick()
@@ -224,7 +223,8 @@ class Dispatcher:
         call = self._live.get(started.call_id)
         if call is not None:
             call.cached_tokens = started.cached_tokens
-            self.router.started(call.call_id, self._clock())
+            call.begun = self._clock()
+            self.router.started(call.call_id, call.begun)
             call.inbox.post(call.index, started)
 
     def _finished(self, finished: Finished) -> None:
@@ -245,6 +245,8 @@ class Dispatcher:
         self.sessions.finished(
             call.session, call.instance, reply, call.cached_tokens, completion.prefix_tokens, now
         )
+        if self._record is not None:
+            self._record(call.recorded(self._kv_format(call), now))
 
     def _failed(self, failed: Failed) -> None:
         call = self._live.get(failed.call_id)

@@ -12,7 +12,8 @@ from alipes.gateway.calls import CallFailure, CallRequest, FailureKind, Inbox
 from alipes.gateway.routing.decision import CallShape, Reject, RejectKind
 from alipes.gateway.routing.identity import Claim
 from alipes.gateway.routing.sessions import SessionCall
-from alipes.instance.contract import Failed, FailureClass, Submit, chain_root
+from alipes.gateway.telemetry.recording import RecordedCall
+from alipes.instance.contract import BLOCK_TOKENS, Failed, FailureClass, Submit, chain_root
 
 
 class Stage(Enum):
@@ -25,12 +26,14 @@ class Stage(Enum):
 
 @dataclass(slots=True, eq=False)
 class LiveCall:
-    """The handle that cancels the call; ``drawn`` are the ids of the present attempt."""
+    """The handle that cancels the call; ``drawn`` are the ids of the present attempt. ``arrived``
+    and ``begun``, when an instance took it, are readings of the clock, 0 while unknown."""
 
     request: CallRequest
     index: int
     inbox: Inbox
     session: SessionCall
+    arrived: int
     call_id: bytes = b""
     stage: Stage = Stage.QUEUED
     instance: str = ""
@@ -38,6 +41,7 @@ class LiveCall:
     done: bool = False
     drawn: list[int] = field(default_factory=list)
     cached_tokens: int = 0
+    begun: int = 0
 
     @property
     def claim(self) -> Claim:
@@ -76,6 +80,29 @@ class LiveCall:
             continuation=session.continuation,
             final=session.final,
             keys=b"".join(session.path.keys(kv_format)),
+        )
+
+    def recorded(self, kv_format: str, now: int) -> RecordedCall:
+        """The call as a recording holds it, at its end."""
+        request, session = self.request, self.session
+        first = -(-session.kept_tokens // BLOCK_TOKENS)
+        return RecordedCall(
+            tenant=request.tenant,
+            model=request.model,
+            session=session.session,
+            branch=session.branch,
+            number=session.number,
+            parent=session.origin,
+            parent_calls=session.origin_calls,
+            arrived=self.arrived,
+            begun=self.begun or self.arrived,
+            ended=now,
+            prompt=len(request.tokens),
+            kept=session.kept_tokens,
+            drawn=self.drawn,
+            stop_ids=request.stop_ids,
+            keys=session.path.keys(kv_format)[first:],
+            messages=request.messages,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -43,7 +44,8 @@ class Job:
     numbered prompt by prompt; choice i draws with seed ``sampling.seed + i``. A prompt and its
     output have ``context`` tokens at most. ``chat`` says whether tool calls are looked for in
     the output, ``claim`` what the client tells of its session. A next prompt begins with the
-    first ``stems[i]`` ids of prompt i; without stems with all of them."""
+    first ``stems[i]`` ids of prompt i; without stems with all of them. ``messages`` are those that
+    the prompt was made of, if it was."""
 
     text: ModelText
     prompts: tuple[TokenIds, ...]
@@ -58,6 +60,7 @@ class Job:
     chat: bool = True
     claim: Claim = NO_CLAIM
     stems: tuple[int, ...] = ()
+    messages: Sequence[Mapping[str, Any]] | None = None
 
     @property
     def choices(self) -> int:
@@ -78,6 +81,7 @@ class Job:
             claim=claim,
             stem=self.stems[prompt] if self.stems else len(tokens),
             whole=whole,
+            messages=self.messages,
         )
 
 

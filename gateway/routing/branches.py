@@ -43,6 +43,12 @@ class Record:
         shared = common_prefix(self.path.tokens, tokens)
         return shared if shared >= self.length else 0
 
+    def shared(self, tokens: TokenIds) -> int:
+        """How many of ``tokens`` are surely the beginning of this call's prompt and reply."""
+        if self.path is None:
+            return self.known(tokens)
+        return common_prefix(self.path.tokens, tokens)
+
     def compact(self) -> None:
         if self.path is not None:
             self.digest = _digest(self.path.tokens[: self.length])
@@ -109,6 +115,11 @@ class Session:
         branch = Branch(self, name, parent, model, serial)
         group.append(branch)
         return branch
+
+    def origin(self, branch: Branch) -> Branch | None:
+        """The branch that this one began from: the first of its parent's name."""
+        named = (other for other in self.all() if other.name == branch.parent)
+        return next((other for other in named if other is not branch), None)
 
     def remove(self, branch: Branch) -> None:
         group = self.branches[branch.name, branch.model]

@@ -33,13 +33,22 @@ class SessionCall:
     """A call between ``begin`` and its end. ``branch`` (16 bytes) is for router and instances,
     ``name`` its name in the session;
     ``continuation``: an earlier call of the branch has finished, or this one goes on from one of
-    a sibling or the parent. The first ``known_tokens`` of the prompt were in that call."""
+    a sibling or the parent. The first ``known_tokens`` of the prompt were in that call.
+
+    ``number`` calls of the branch had finished. Before its first one it began from ``origin``, if
+    there is such a branch, which had finished ``origin_calls``. The context that the last call of
+    these left begins with the first ``kept_tokens`` of the prompt, or more where it is not held
+    any more."""
 
     session: str
     name: str
     branch: bytes
     continuation: bool
     known_tokens: int
+    kept_tokens: int
+    number: int
+    origin: bytes
+    origin_calls: int
     final: bool
     path: TokenPath
     _branch: Branch = field(repr=False)
@@ -101,12 +110,18 @@ class SessionTable:
         branch, base, known = self._branch(session, name, claim.parent, model, tokens, sums)
         self._enter(session, branch, now)
         near = base or next(reversed(branch.records), None)
+        origin = None if branch.finished else session.origin(branch)
+        last = next(reversed((origin or branch).records), None)
         return SessionCall(
             session=session.id,
             name=name,
             branch=branch.id,
             continuation=branch.finished > 0 or known > 0,
             known_tokens=known,
+            kept_tokens=known if last is base else last.shared(tokens) if last is not None else 0,
+            number=branch.finished,
+            origin=origin.id if origin is not None else b"",
+            origin_calls=origin.finished if origin is not None else 0,
             final=claim.final,
             path=TokenPath(tokens, tenant, near.path if near is not None else None),
             _branch=branch,

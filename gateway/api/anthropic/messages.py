@@ -79,6 +79,7 @@ async def _job(service: Service, body: MessagesBody, tenant: str, claim: Claim) 
         tools=tools,
         claim=claim,
         stems=(prompt.stem,),
+        messages=shown,
     )
 
 

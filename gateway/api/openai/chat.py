@@ -85,6 +85,7 @@ async def _job(service: Service, body: ChatBody, tenant: str, claim: Claim) -> J
         tools=tools,
         claim=claim,
         stems=(prompt.stem,),
+        messages=body.messages,
     )
 
 

@@ -127,6 +127,7 @@ class Creation:
             forced=forced,
             tools=shown,
             stems=(prompt.stem,),
+            messages=messages,
             claim=body.claim(
                 self._exchange.headers, continues.continued_by(self.id) if continues else None
             ),
