@@ -15,6 +15,7 @@ import msgspec
 
 from alipes.replay.traces.lines import Length, line_error, rows
 from alipes.replay.traces.model import Message, ToolCall
+from alipes.replay.traces.parts import UNREADABLE
 
 REMEDY: Final = "expected a Claude Code session log (type, uuid, sessionId, timestamp, message)"
 SYNTHETIC: Final = "<synthetic>"  # the model of lines that the client wrote itself
@@ -143,7 +144,7 @@ def _body(path: Path, number: int, line: Line) -> Body:
         problem, _, place = str(error).partition(" - at ")
         field = "message" + place.strip("`").removeprefix("$")
         raise line_error(path, number, field, problem, REMEDY) from None
-    except msgspec.DecodeError:
+    except UNREADABLE:
         raise line_error(path, number, "message", "is missing", REMEDY) from None
 
 

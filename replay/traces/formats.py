@@ -28,6 +28,7 @@ from alipes.replay.traces.form import Trace
 from alipes.replay.traces.hash_ids import BLOCK
 from alipes.replay.traces.lines import plain_name
 from alipes.replay.traces.model import Call, TraceError
+from alipes.replay.traces.parts import UNREADABLE
 from alipes.replay.traces.text import Count, quarter, session_of
 
 
@@ -117,6 +118,6 @@ def _first(data: bytes) -> Mapping[str, object] | list[msgspec.Raw]:
     for text in (data.lstrip().split(b"\n", 1)[0], data):
         try:
             return _OBJECT.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except UNREADABLE:
             continue
     return {}

@@ -12,6 +12,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from alipes.replay.traces.model import TraceError
+from alipes.replay.traces.parts import UNREADABLE
 
 T = TypeVar("T")
 
@@ -58,7 +59,7 @@ def rows(
         except msgspec.ValidationError as error:
             problem, _, place = str(error).partition(" - at ")
             raise line_error(path, number, place.strip("`"), problem, remedy) from None
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise line_error(path, number, "", f"not valid JSON ({error})", remedy) from None
         yield number, row
 

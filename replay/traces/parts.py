@@ -11,6 +11,8 @@ import msgspec
 from alipes.replay.traces.model import Call, Message, ToolCall, TraceError
 
 T = TypeVar("T")
+# What a decoder raises for bytes that are no JSON, or nested too deep.
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 CHAT_ROLES = frozenset({"system", "user", "assistant", "tool"})
 
 
@@ -39,7 +41,7 @@ def decode(path: Path, data: bytes, decoder: msgspec.json.Decoder[T], remedy: st
     except msgspec.ValidationError as error:
         problem, _, place = str(error).partition(" - at ")
         raise TraceError(path, place.strip("`"), problem, remedy) from None
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise TraceError(path, "", f"not valid JSON ({error})", remedy) from None
 
 

@@ -21,7 +21,7 @@ from alipes.replay.traces.check import check_sessions
 from alipes.replay.traces.form import MAIN, Branch, Call, Session, Trace, Wait, reply_stream
 from alipes.replay.traces.hash_ids import BlockNames, Context, SessionBlocks
 from alipes.replay.traces.lines import Length, Prompt, Time, line_error, rows, scope_of
-from alipes.replay.traces.parts import decode
+from alipes.replay.traces.parts import UNREADABLE, decode
 from alipes.replay.traces.spans import new_content
 from alipes.replay.traces.unused import unused
 
@@ -90,7 +90,7 @@ def read(path: Path, data: bytes) -> Trace:
     try:
         ANYTHING.decode(data.lstrip().split(b"\n", 1)[0])
         tasks = list(rows(path, data, DECODER, REMEDY))
-    except msgspec.DecodeError:
+    except UNREADABLE:
         tasks = [(1, decode(path, data, DECODER, REMEDY))]
     scope, sessions, lines = scope_of(data), [], {}
     for number, task in tasks:
