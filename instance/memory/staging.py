@@ -64,6 +64,9 @@ class StagingLedger:
         self.clean_bytes = 0
         self.spoiled_bytes = 0
         self._plan = StagingPlan(area, 0)
+        self._layers: Final = area.layers
+        self._rows: Final = area.rows_per_chunk
+        self._placed = 0
         self._states = bytearray()
         self._used = [0] * area.bands
         self._free_bands = area.bands
@@ -90,7 +93,7 @@ class StagingLedger:
     def slack(self) -> int:
         """Device bytes that could still hold staged weights: those of unused bands, less what is
         clean or being written there."""
-        unused = self._free_bands * self.area.layers * self.area.chunk_bytes
+        unused = self._free_bands * self._layers * self.area.chunk_bytes
         begun = self._states.count(WRITING) * self.area.chunk_bytes
         return max(0, unused - self.clean_bytes - begun)
 
@@ -102,30 +105,29 @@ class StagingLedger:
         self.target = target
         self.clean_bytes = self.spoiled_bytes = 0
         self._plan = StagingPlan(self.area, weight_bytes)
-        self._states = bytearray(self._plan.placed)
-        planned = -(-self._plan.placed // self.area.layers)
-        self._open = list(range(planned))
+        self._placed = self._plan.placed
+        self._states = bytearray(self._placed)
+        self._open = list(range(-(-self._placed // self._layers)))
 
     def cancel(self) -> None:
         """Stage nothing any more. Writes under way are still to be reported."""
         self._spoil(range(len(self._states)))
-        self.target, self._open = "", []
+        self.target, self._open, self._placed = "", [], 0
         self._plan = StagingPlan(self.area, 0)
 
     def next(self, limit: int = 1) -> range:
-        """Begin writing: up to ``limit`` chunks, consecutive and of one band, the highest that has
-        any; empty when there is nothing to write. They count as being written until ``written``."""
+        """Begin writing: up to ``limit`` consecutive chunks, from the highest rows that can take
+        any down to the next in use; empty when there is nothing to write. They count as being
+        written until ``written``."""
         if limit < 1:
             raise ValueError(f"a write has at least one chunk, not {limit}")
         while self._open:
-            band = self._open[0]
-            chunks = self._plan.in_band(band)
+            chunks = self._chunks_in(self._open[0])
             first = self._states.find(MISSING, chunks.start, chunks.stop)
-            if self._used[band] or first < 0:
+            if self._used[self._open[0]] or first < 0:
                 heapq.heappop(self._open)
                 continue
-            missing = self._states[first : min(chunks.stop, first + limit)]
-            run = range(first, first + len(missing) - len(missing.lstrip(b"\0")))
+            run = self._missing_from(first, limit)
             self._states[run.start : run.stop] = bytes((WRITING,)) * len(run)
             self._under_way += len(run)
             return run
@@ -148,8 +150,8 @@ class StagingLedger:
                 self.clean_bytes += self._plan.size(chunk)
                 continue
             self._states[chunk] = MISSING
-            if self._plan.placed and not self._used[self._plan.band(chunk)]:
-                heapq.heappush(self._open, self._plan.band(chunk))
+            if self._placed and not self._used[chunk // self._layers]:
+                heapq.heappush(self._open, chunk // self._layers)
 
     def busy_rows(self) -> tuple[range, ...]:
         """Rows under an active write, which an allocator should pass over. Where it cannot, the
@@ -161,19 +163,19 @@ class StagingLedger:
 
     def allocated(self, first: int, end: int) -> None:
         """Rows ``first`` to ``end`` (exclusive), all unused so far, belong to blocks now."""
-        for band, rows in self._shares(first, end, self.area.rows_per_chunk):
+        for band, rows in self._shares(first, end, 1):
             if not self._used[band]:
                 self._free_bands -= 1
-                self._spoil(self._plan.in_band(band))
+                self._spoil(self._chunks_in(band))
             self._used[band] += rows
 
     def released(self, first: int, end: int) -> None:
         """Rows ``first`` to ``end`` (exclusive), all in use so far, are unused again."""
-        for band, rows in self._shares(first, end, 0):
+        for band, rows in self._shares(first, end, -1):
             self._used[band] -= rows
             if not self._used[band]:
                 self._free_bands += 1
-                if self._plan.in_band(band):
+                if self._chunks_in(band):
                     heapq.heappush(self._open, band)
 
     def switch(self, target: str, weight_bytes: int) -> StagedSwitch:
@@ -189,6 +191,20 @@ class StagingLedger:
         return StagedSwitch(
             target, path, self._clean_runs(), clean, weight_bytes - clean, self.spoiled_bytes
         )
+
+    def _missing_from(self, first: int, limit: int) -> range:
+        """The chunks from this missing one on that can be written now, ``limit`` at most."""
+        states = self._states[first : first + limit]
+        end = first + len(states) - len(states.lstrip(bytes((MISSING,))))
+        band, layers = first // self._layers + 1, self._layers
+        while band * layers < end and not self._used[band]:
+            band += 1
+        return range(first, min(end, band * layers))
+
+    def _chunks_in(self, band: int) -> range:
+        """The placed chunks of a band."""
+        start, placed = band * self._layers, self._placed
+        return range(min(start, placed), min(start + self._layers, placed))
 
     def _clean_runs(self) -> tuple[range, ...]:
         runs, start = [], self._states.find(CLEAN)
@@ -212,20 +228,19 @@ class StagingLedger:
                 self._states[chunk] = SPOILED
                 self.spoiled_bytes += self._plan.size(chunk)
 
-    def _shares(self, first: int, end: int, full: int) -> list[tuple[int, int]]:
-        """(band, rows of it) of a range of rows, checked: bands ``full`` of used rows, or without
-        any, cannot take a change."""
+    def _shares(self, first: int, end: int, sign: int) -> list[tuple[int, int]]:
+        """(band, rows of it) of a range of rows, checked: ``sign`` 1 for rows to be used, -1 for
+        rows to be given back."""
         if not 0 <= first <= end <= self.area.kv_blocks:
             raise ValueError(f"rows {first} to {end} are not in 0 to {self.area.kv_blocks}")
         shares = []
-        start = max(first, self.area.lowest)
+        start, full = max(first, self.area.lowest), self._rows
         while start < end:
             band = self.area.band_of(start)
-            stop = min(end, self.area.rows(band).stop)
-            used = self._used[band] + stop - start if full else self._used[band] - (stop - start)
-            if not 0 <= used <= self.area.rows_per_chunk:
-                state = "in use already" if full else "not all in use"
-                raise ValueError(f"rows {start} to {stop} are {state}")
-            shares.append((band, stop - start))
-            start = stop
+            rows = min(end, self.area.kv_blocks - band * full) - start
+            if not 0 <= self._used[band] + sign * rows <= full:
+                state = "in use already" if sign > 0 else "not all in use"
+                raise ValueError(f"rows {start} to {start + rows} are {state}")
+            shares.append((band, rows))
+            start += rows
         return shares

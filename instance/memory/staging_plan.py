@@ -94,8 +94,3 @@ class StagingPlan:
         """Bytes from the start of the KV area to the chunk."""
         row = self.layer(chunk) * self.area.kv_blocks + self.rows(chunk).start
         return row * self.area.row_bytes
-
-    def in_band(self, band: int) -> range:
-        """The placed chunks of a band."""
-        start = band * self.area.layers
-        return range(start, max(start, min(start + self.area.layers, self.placed)))

@@ -39,14 +39,17 @@ def test_weights_larger_than_the_area_are_placed_as_far_as_it_goes() -> None:
     assert ledger.slack == 0
 
 
-def test_a_run_ends_with_its_band() -> None:
+def test_a_run_ends_where_rows_are_in_use() -> None:
     ledger = StagingLedger(AREA)
-    ledger.begin("b", 40)
+    ledger.begin("b", 60)
+    ledger.allocated(3, 4)
     assert ledger.next(1) == range(0, 1)
     assert ledger.next(99) == range(1, 2)
-    assert ledger.next(99) == range(2, 4)
+    assert ledger.next(99) == range(4, 6)
     assert ledger.next(99) == range(0)
-    assert ledger.busy_rows() == (range(5, 7), range(3, 5))
+    assert ledger.busy_rows() == (range(5, 7), range(1, 3))
+    ledger.released(3, 4)
+    assert ledger.next(99) == range(2, 4)
 
 
 def test_full_coverage_switches_within_the_device() -> None:
@@ -66,8 +69,7 @@ def test_full_coverage_switches_within_the_device() -> None:
 def test_an_allocated_row_spoils_its_band_until_it_is_released() -> None:
     ledger = StagingLedger(AREA)
     ledger.begin("b", 40)
-    write(ledger)
-    write(ledger)
+    assert write(ledger) == range(0, 4)
     ledger.allocated(0, 4)
     assert (ledger.clean_bytes, ledger.spoiled_bytes) == (20, 20)
     assert ledger.switch("b", 40).clean == (range(0, 2),)
