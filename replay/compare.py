@@ -17,9 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from alipes.replay.reports.form import Interval
+from alipes.replay.stats import nearest_rank
 
 RESAMPLES: Final = 2_000
 SEED: Final = 1
+BATCH: Final = 1 << 22
+"""Values of all resamples that are drawn at a time, to bound memory."""
+Floats = NDArray[np.float64]
 BySession = Mapping[str, Sequence[float]]
 
 
@@ -44,19 +48,26 @@ def percentile_ratio(
     if not shared:
         return None
     above, below = (_Pool([side[name] for name in shared]) for side in (base, other))
-    ones = np.ones(len(shared), np.int64)
-    bottom = below.percentile(ones, percent)
-    if bottom == 0:
+    once = np.ones((1, len(shared)), np.int64)
+    top, bottom = above.percentiles(once, percent), below.percentiles(once, percent)
+    if bottom[0] == 0:
         return None
     rng = np.random.default_rng(seed)
-    drawn = []
-    for _ in range(resamples):
-        picks = rng.integers(0, len(shared), len(shared))
-        times = np.bincount(picks, minlength=len(shared))
-        divisor = below.percentile(times, percent)
-        drawn.append(above.percentile(times, percent) / divisor if divisor else math.inf)
-    low, high = (_quantile(drawn, share) for share in (0.025, 0.975))
-    return Interval(above.percentile(ones, percent) / bottom, low, high)
+    ratios = []
+    for begin in range(0, resamples, batch := max(1, BATCH // above.size)):
+        picks = rng.integers(0, len(shared), (min(batch, resamples - begin), len(shared)))
+        times = np.stack([np.bincount(row, minlength=len(shared)) for row in picks])
+        ratios.append(_over(above.percentiles(times, percent), below.percentiles(times, percent)))
+    ranked = np.sort(np.concatenate(ratios)).tolist()
+    low, high = (nearest_rank(ranked, percent) for percent in (2.5, 97.5))
+    assert low is not None
+    assert high is not None
+    return Interval(float(top[0] / bottom[0]), low, high)
+
+
+def _over(top: Floats, bottom: Floats) -> Floats:
+    """Infinite where a resample has nothing to divide by."""
+    return np.divide(top, bottom, out=np.full_like(top, math.inf), where=bottom > 0)
 
 
 def signs(base: BySession, other: BySession) -> Signs:
@@ -80,17 +91,16 @@ class _Pool:
         values = np.concatenate([np.asarray(one, np.float64) for one in sessions])
         owner = np.repeat(np.arange(len(sessions)), [len(one) for one in sessions])
         order = np.argsort(values, kind="stable")
-        self._values: NDArray[np.float64] = values[order]
+        self._values: Floats = values[order]
         self._owner: NDArray[np.int64] = owner[order]
 
-    def percentile(self, times: NDArray[np.int64], percent: float) -> float:
-        """Nearest rank where session i is there ``times[i]`` times."""
-        ranks = np.cumsum(times[self._owner])
-        rank = max(1, math.ceil(percent / 100 * int(ranks[-1])))
-        return float(self._values[np.searchsorted(ranks, rank)])
+    @property
+    def size(self) -> int:
+        return len(self._values)
 
-
-def _quantile(values: Sequence[float], share: float) -> float:
-    """Nearest rank, for values that may be infinite."""
-    ranked = sorted(values)
-    return ranked[max(0, math.ceil(share * len(ranked)) - 1)]
+    def percentiles(self, times: NDArray[np.int64], percent: float) -> Floats:
+        """(resamples,) nearest ranks where session i is there ``times[resample, i]`` times."""
+        ranks = np.cumsum(times[:, self._owner], axis=1)
+        wanted = [max(1, math.ceil(percent / 100 * total)) for total in ranks[:, -1].tolist()]
+        found: Floats = self._values[np.argmax(ranks >= np.array(wanted)[:, None], axis=1)]
+        return found

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 import matplotlib
 from matplotlib.axes import Axes
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
@@ -28,8 +29,12 @@ WIDTH: Final = 400
 HEIGHT: Final = 270
 ROW: Final = 27
 """Height that a bar or box takes."""
-FRAME: Final = 74
-"""Height of the title, the axis and its label."""
+FRAME: Final = 68
+"""Height of the title, the axis and its label; BOTTOM of the latter two."""
+BOTTOM: Final = 44
+LEFT: Final = 56
+LETTER: Final = 6.4
+"""Units that a letter takes on average, at most."""
 POINTS_A_UNIT: Final = 72
 STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "none",
@@ -73,14 +78,14 @@ def draw(panel: Panel, salt: str) -> Drawing:
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update({**STYLE, "svg.hashsalt": salt})
-        canvas = Canvas(
-            figsize=(WIDTH / POINTS_A_UNIT, height / POINTS_A_UNIT), layout="constrained"
-        )
-        axes = canvas.add_subplot()
+        canvas = Canvas(figsize=(WIDTH / POINTS_A_UNIT, height / POINTS_A_UNIT))
+        axes = canvas.add_axes(_frame(panel, height))
         axes.set_title(panel.title)
         _paint(panel, axes)
         written = io.StringIO()
-        canvas.savefig(written, format="svg", metadata=_NO_METADATA)
+        # `savefig` would lay everything out once more, for nothing.
+        backend: Any = FigureCanvasSVG(canvas)
+        backend.print_svg(written, metadata=_NO_METADATA)
     return Drawing(WIDTH, height, _inside(written.getvalue()))
 
 
@@ -96,6 +101,25 @@ def _height(panel: Panel) -> int:
         case Bars(categories=categories):
             return FRAME + ROW * len(categories)
     return HEIGHT
+
+
+def _frame(panel: Panel, height: int) -> tuple[float, float, float, float]:
+    """Left, bottom, width and height of the axes, as shares: room for the names of categories."""
+    left: float = LEFT
+    if isinstance(panel, Bars | Boxes):
+        lines = [line for name in _names(panel) for line in _wrapped(name).splitlines()]
+        left = 10 + LETTER * max(map(len, lines))
+    return left / WIDTH, BOTTOM / height, (WIDTH - left - 10) / WIDTH, (height - FRAME) / height
+
+
+def _names(panel: Bars | Boxes) -> tuple[str, ...]:
+    if isinstance(panel, Bars):
+        return panel.categories
+    return tuple(box.name for box in panel.boxes)
+
+
+def _wrapped(name: str) -> str:
+    return textwrap.fill(name, 18)
 
 
 def _inside(svg: str) -> str:
@@ -291,7 +315,7 @@ def _box(axes: Axes, place: int, box: Box) -> None:
 
 def _categories(axes: Axes, names: Sequence[str], label: str) -> None:
     """Names beside horizontal bars, the first on top."""
-    axes.set_yticks(range(len(names)), [textwrap.fill(name, 18) for name in names])
+    axes.set_yticks(range(len(names)), [_wrapped(name) for name in names])
     axes.set_ylim(len(names) - 0.4, -0.7)
     axes.tick_params(axis="y", length=0)
     axes.set_xlabel(label)

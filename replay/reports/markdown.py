@@ -25,7 +25,7 @@ def markdown(report: Report) -> str:
 
 
 def _section(section: Section, number: int) -> Iterator[str]:
-    yield from about(section)
+    yield from (_plain(line) for line in about(section))
     yield ""
     for warning in section.warnings:
         yield f"> **Warning:** {_plain(warning)}"
