@@ -150,8 +150,7 @@ class StagingLedger:
                 self.clean_bytes += self._plan.size(chunk)
                 continue
             self._states[chunk] = MISSING
-            if self._placed and not self._used[chunk // self._layers]:
-                heapq.heappush(self._open, chunk // self._layers)
+            heapq.heappush(self._open, chunk // self._layers)
 
     def busy_rows(self) -> tuple[range, ...]:
         """Rows under an active write, which an allocator should pass over. Where it cannot, the
