@@ -128,7 +128,7 @@ class _Contexts:
         cache.add(path, self._own(reply), self._session.id)
         self._paths[branch.name] = path
         if (branch.name, index) in self._spawned:
-            self._spawned[branch.name, index] = path.cut(path.lengths[-1])
+            self._spawned[branch.name, index] = path  # which only grows, or is left for another
         return Hits(call.prompt, there, foreign)
 
     def _kept(

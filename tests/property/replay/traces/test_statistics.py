@@ -220,3 +220,18 @@ def test_a_trace_of_nothing_has_no_figures() -> None:
     found = statistics(Trace("empty", ()))
     assert (found.sessions, found.calls, found.cache.hit_rate) == (0, 0, 0)
     assert found.prompt == spread(())
+
+
+def test_what_another_model_computed_is_no_hit_but_the_same_content() -> None:
+    """The parent's context lies in the middle of a run of its model's cache."""
+    whole = Call(6, 1, 0, (Span(0, 0, 6),), wait=Wait.START)
+    parts = Call(4, 1, 0, (Span(0, 0, 2), Span(0, 2, 2)), wait=Wait.START)
+    child = Call(5, 1, 4, (Span(0, 4, 1),))
+    first = Session("one", (Branch("main", (whole,)),), model="a")
+    known = Session("two", (Branch("main", (whole,)),), model="b")
+    spawning = (Branch("main", (parts,)), Branch("sub", (child,), "main", 0, "b"))
+    trace = Trace("made", (first, known, Session("three", spawning, "a")))
+    # Of 21 prompt tokens, 4 and 5 of the last session were computed by the others.
+    assert slow_hits(trace) == (9, 9)
+    assert statistics(trace).cache.hit_rate == float(Fraction(9, 21))
+    assert statistics(trace).cache.shared == float(Fraction(9, 21))
