@@ -4,10 +4,16 @@ weigh neither where models and KV are nor what a further replica costs."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from alipes.gateway.routing.choice import CallsOn, fewest_calls
 from alipes.gateway.routing.decision import CallShape, Candidate, Policy, Why
+
+
+CACHE_THRESHOLD: Final = 0.3
+BALANCE_CALLS: Final = 64
+BALANCE_RATIO: Final = 1.5
+"""The SGLang gateway's defaults (its documentation of the cache-aware policy)."""
 
 
 class Baseline(Protocol):
@@ -59,6 +65,34 @@ class SessionSticky:
         self._pins.pop(branch, None)
 
 
+class CacheAware:
+    """The SGLang gateway's policy, as we understand it: the instance with the longest cached
+    beginning of the prompt, if that is more than ``CACHE_THRESHOLD`` of it and loads are balanced
+    (they are not where the most calls on one exceed the fewest by ``BALANCE_CALLS`` and are
+    ``BALANCE_RATIO`` times as many), else the instance with the fewest calls. What is cached is
+    what instances told, in either tier. It knows of no models: it would open one anywhere."""
+
+    def choose(
+        self, call: CallShape, candidates: Sequence[Candidate], calls_on: CallsOn
+    ) -> Candidate | None:
+        admitted = [candidate for candidate in candidates if candidate.admitted]
+        if not admitted or self._unbalanced([calls_on(c.instance) for c in candidates]):
+            return fewest_calls(candidates, calls_on)
+        best = max(admitted, key=lambda c: c.device_tokens + c.host_tokens)
+        cached = best.device_tokens + best.host_tokens
+        if cached > CACHE_THRESHOLD * call.prompt_tokens:
+            return best
+        return fewest_calls(candidates, calls_on)
+
+    @staticmethod
+    def _unbalanced(loads: Sequence[int]) -> bool:
+        least, most = min(loads), max(loads)
+        return most - least > BALANCE_CALLS and most > BALANCE_RATIO * least
+
+    def forget(self, branch: bytes) -> None:
+        """Nothing is kept."""
+
+
 def baseline(policy: Policy) -> Baseline | None:
     """None for the router's own policy."""
     match policy:
@@ -66,5 +100,7 @@ def baseline(policy: Policy) -> Baseline | None:
             return LeastPressure()
         case "session-sticky":
             return SessionSticky()
+        case "cache-aware":
+            return CacheAware()
         case "residency":
             return None

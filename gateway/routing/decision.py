@@ -10,7 +10,7 @@ import msgspec
 
 from alipes.gateway.routing.leases import LeaseCounts
 
-Policy = Literal["residency", "least-pressure", "session-sticky"]
+Policy = Literal["residency", "least-pressure", "session-sticky", "cache-aware"]
 
 
 class RouterSettings(msgspec.Struct, frozen=True):

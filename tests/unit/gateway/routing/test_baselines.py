@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from alipes.gateway.routing.decision import Reason, RouterSettings, Wait
 from alipes.instance.contract import Load
 
@@ -69,3 +71,15 @@ def test_a_lease_wins_under_every_policy(stage: Stage, keys: Callable[..., Any])
     again = here.call(branch=b"s", prompt=300, known=192, keys=keys(1, 4))
     placement = here.place(again)
     assert (placement.instance, placement.reason) == ("x", Reason.LEASE)
+
+
+KEYS = [bytes([number]) * 16 for number in range(10)]
+
+
+@pytest.mark.parametrize(("cached", "expected"), [(4, "y"), (3, "x")])
+def test_cache_aware_goes_where_enough_of_the_prompt_is_cached(
+    stage: Stage, cached: int, expected: str
+) -> None:
+    here = stage(RouterSettings(policy="cache-aware"))
+    here.stored("y", KEYS[:cached])
+    assert here.place(here.call(prompt=10 * 64, keys=KEYS)).instance == expected
