@@ -10,7 +10,7 @@ from pathlib import Path
 
 import msgspec
 
-from alipes.replay.pacing import PacingSettings
+from alipes.replay.pacing import Pacing, PacingSettings
 from alipes.replay.prepare import Sending
 from alipes.replay.records import CallRecord, Recorder
 from alipes.replay.runner import Replay, complete_sessions
@@ -89,7 +89,8 @@ async def record(
     on_call: Callable[[CallRecord], None],
 ) -> None:
     """Send every remaining call; each is a line of the folder's calls as it ends. However the run
-    ends, the folder holds a valid run."""
+    ends, the folder holds a valid run. Raises ``SessionError`` before the folder is touched."""
+    Pacing([session.recorded for session in replay.sessions], pacing, 0)
     folder.mkdir(parents=True, exist_ok=True)
     for name in (SWITCHES_FILE, ROUNDS_FILE, MEMORY_FILE, SUMMARY_FILE):
         (folder / name).unlink(missing_ok=True)

@@ -17,17 +17,20 @@ import pytest
 @dataclass
 class Seen:
     """What clients sent: (headers, raw body) of each chat call in order of arrival, the texts
-    that were counted, and how many connections were opened."""
+    that were counted, how many connections were opened, and the path of each call."""
 
     calls: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
     counted: list[str] = field(default_factory=list)
     connections: int = 0
+    paths: list[str] = field(default_factory=list)
 
 
 @dataclass
 class Behaviour:
     """How the server acts. ``fail`` may answer a call with (status, message) instead, or return
-    None; ``cut`` ends streams without [DONE]; a token is a word of the text."""
+    None; ``cut`` ends streams without [DONE]; a token is a word of the text. ``fields`` are those
+    that it takes, if not any; ``refusal`` is the error that it has for forced completions,
+    ``forced_below`` the bound of the ids that it forces."""
 
     context: int = 100_000
     tokenize: bool = True
@@ -35,6 +38,10 @@ class Behaviour:
     cut: bool = False
     before_first: Callable[[], None] = lambda: None
     key: str = ""
+    context_told: bool = True
+    fields: frozenset[str] | None = None
+    refusal: dict[str, str] | None = None
+    forced_below: int = 0
 
 
 class Serve(Protocol):
@@ -89,7 +96,8 @@ def _handler(behaviour: Behaviour, seen: Seen) -> type[BaseHTTPRequestHandler]:
             if behaviour.key and self.headers.get("authorization") != f"Bearer {behaviour.key}":
                 return self._json(401, {"error": {"message": "no such key"}})
             names = ("small", "large")
-            data = [{"id": name, "max_model_len": behaviour.context} for name in names]
+            told = {"max_model_len": behaviour.context} if behaviour.context_told else {}
+            data = [{"id": name, **told} for name in names]
             return self._json(200, {"object": "list", "data": data})
 
         def do_POST(self) -> None:
@@ -97,7 +105,19 @@ def _handler(behaviour: Behaviour, seen: Seen) -> type[BaseHTTPRequestHandler]:
             body = json.loads(raw)
             if self.path == "/tokenize":
                 return self._tokenize(body)
+            unknown = set(body) - behaviour.fields if behaviour.fields is not None else set()
+            if unknown:
+                return self._json(422, {"error": {"message": f"unknown: {sorted(unknown)}"}})
+            if behaviour.refusal is not None and "forced_token_ids" in body:
+                return self._json(400, {"error": behaviour.refusal})
+            forced = body.get("forced_token_ids", [])
+            if behaviour.forced_below and max(forced, default=0) >= behaviour.forced_below:
+                problem = {"message": "no such id", "param": "forced_token_ids"}
+                return self._json(400, {"error": problem})
+            if not body.get("stream"):
+                return self._json(200, {"choices": [{"text": "w"}]})
             seen.calls.append((dict(self.headers.items()), raw))
+            seen.paths.append(self.path)
             problem = behaviour.fail(body)
             if problem:
                 return self._json(problem[0], {"error": {"message": problem[1]}})
@@ -107,7 +127,9 @@ def _handler(behaviour: Behaviour, seen: Seen) -> type[BaseHTTPRequestHandler]:
             if not behaviour.tokenize:
                 return self._json(404, {"detail": "Not Found"})
             seen.counted.append(body["prompt"])
-            return self._json(200, {"count": len(body["prompt"].split()), "tokens": []})
+            words = body["prompt"].split()
+            ids = [sum(word.encode()) for word in words]
+            return self._json(200, {"count": len(words), "tokens": ids})
 
         def _stream(self, body: dict[str, Any]) -> None:
             self.send_response(200)
@@ -118,10 +140,16 @@ def _handler(behaviour: Behaviour, seen: Seen) -> type[BaseHTTPRequestHandler]:
             self._chunk(": keep-alive\n\n")
             self._event({"choices": [{"delta": {"role": "assistant"}}]})
             behaviour.before_first()
+            chat = "messages" in body
             for index in range(body["max_tokens"]):
-                self._event({"choices": [{"delta": {"content": f"w{index} "}}]})
-            self._event({"choices": [{"delta": {}, "finish_reason": "length"}]})
-            prompt = sum(len(message["content"].split()) for message in body["messages"])
+                word = f"w{index} "
+                part = {"delta": {"content": word}} if chat else {"text": word}
+                self._event({"choices": [part]})
+            self._event({"choices": [{"finish_reason": "length"}]})
+            if chat:
+                prompt = sum(len(message["content"].split()) for message in body["messages"])
+            else:
+                prompt = len(body["prompt"])
             usage = {"prompt_tokens": prompt, "completion_tokens": body["max_tokens"]}
             usage["prompt_tokens_details"] = {"cached_tokens": prompt // 2}
             self._event({"choices": [], "usage": usage})
