@@ -9,7 +9,6 @@ from typing import Final, Protocol
 from alipes.gateway.routing.choice import CallsOn, fewest_calls
 from alipes.gateway.routing.decision import CallShape, Candidate, Policy, Why
 
-
 CACHE_THRESHOLD: Final = 0.3
 BALANCE_CALLS: Final = 64
 BALANCE_RATIO: Final = 1.5
