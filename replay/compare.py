@@ -22,7 +22,9 @@ from alipes.replay.stats import nearest_rank
 RESAMPLES: Final = 2_000
 SEED: Final = 1
 BATCH: Final = 1 << 22
-"""Values of all resamples that are drawn at a time, to bound memory."""
+"""Numbers of all resamples that are held at a time, to bound memory."""
+LEAST_BLOCK: Final = 64
+MOST_BLOCKS: Final = 256
 Floats = NDArray[np.float64]
 BySession = Mapping[str, Sequence[float]]
 
@@ -54,7 +56,7 @@ def percentile_ratio(
         return None
     rng = np.random.default_rng(seed)
     ratios = []
-    for begin in range(0, resamples, batch := max(1, BATCH // above.size)):
+    for begin in range(0, resamples, batch := max(1, BATCH // max(above.width, below.width))):
         picks = rng.integers(0, len(shared), (min(batch, resamples - begin), len(shared)))
         times = np.stack([np.bincount(row, minlength=len(shared)) for row in picks])
         ratios.append(_over(above.percentiles(times, percent), below.percentiles(times, percent)))
@@ -85,22 +87,31 @@ def signs(base: BySession, other: BySession) -> Signs:
 
 
 class _Pool:
-    """All values of all sessions in order, so that a resample is a weight for each session."""
+    """All values of all sessions in order, so that a resample is a weight for each session. They
+    lie in blocks: the weights of whole blocks find the one to look into."""
 
     def __init__(self, sessions: Sequence[Sequence[float]]) -> None:
         values = np.concatenate([np.asarray(one, np.float64) for one in sessions])
         owner = np.repeat(np.arange(len(sessions)), [len(one) for one in sessions])
         order = np.argsort(values, kind="stable")
-        self._values: Floats = values[order]
-        self._owner: NDArray[np.int64] = owner[order]
-
-    @property
-    def size(self) -> int:
-        return len(self._values)
+        self._block = max(LEAST_BLOCK, -(-len(values) // MOST_BLOCKS))
+        blocks = -(-len(values) // self._block)
+        padding = blocks * self._block - len(values)
+        # What fills the last block belongs to a session of no weight.
+        self._values: Floats = np.pad(values[order], (0, padding))
+        self._owner = np.pad(owner[order], (0, padding), constant_values=len(sessions))
+        self._counts: Floats = np.zeros((len(sessions), blocks))
+        np.add.at(self._counts, (owner[order], np.arange(len(values)) // self._block), 1)
+        self.width = max(self._block, *self._counts.shape)
 
     def percentiles(self, times: NDArray[np.int64], percent: float) -> Floats:
         """(resamples,) nearest ranks where session i is there ``times[resample, i]`` times."""
-        ranks = np.cumsum(times[:, self._owner], axis=1)
-        wanted = [max(1, math.ceil(percent / 100 * total)) for total in ranks[:, -1].tolist()]
-        found: Floats = self._values[np.argmax(ranks >= np.array(wanted)[:, None], axis=1)]
+        ranks = np.cumsum(times @ self._counts, axis=1)
+        wanted = np.array([[max(1, math.ceil(percent / 100 * all_))] for all_ in ranks[:, -1]])
+        block = np.argmax(ranks >= wanted, axis=1)[:, None]
+        before = np.take_along_axis(np.pad(ranks, ((0, 0), (1, 0))), block, axis=1)
+        inside = block * self._block + np.arange(self._block)
+        weights = np.take_along_axis(np.pad(times, ((0, 0), (0, 1))), self._owner[inside], axis=1)
+        place = np.argmax(before + np.cumsum(weights, axis=1) >= wanted, axis=1)
+        found: Floats = self._values[block[:, 0] * self._block + place]
         return found

@@ -49,6 +49,22 @@ def test_ratio_is_that_of_resamples_written_out(
     assert (found.value, found.low, found.high) == slow_ratio(base, other, percent, 40)
 
 
+@pytest.mark.parametrize("percent", [1, 50, 95, 100])
+def test_many_values_in_several_blocks_give_the_same(percent: float) -> None:
+    rng = np.random.default_rng(11)
+    counts = rng.integers(1, 90, 12)
+    base, other = (
+        {
+            str(i): rng.choice([0.5, 1.0, 2.0, 4.0, 8.0, 16.0], n).tolist()
+            for i, n in enumerate(counts)
+        }
+        for _ in range(2)
+    )
+    found = percentile_ratio(base, other, percent, resamples=60)
+    assert found is not None
+    assert (found.value, found.low, found.high) == slow_ratio(base, other, percent, 60)
+
+
 def test_interval_covers_the_truth_about_as_often_as_it_says() -> None:
     rng, truth, trials = np.random.default_rng(7), 1.5, 150
     found = []
