@@ -48,15 +48,15 @@ def simulate(
         names = [name.strip() for name in only.split(",") if name.strip()]
         study = prepare(scenario, file.parent, names, seed, QUICK_SESSIONS if quick else None)
         runs, varied = _drive(study, out, sensitivity)
+        found = outcome(study.scenario, runs, _environment(study, quick))
+        if json_file is not None:
+            json_file.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
     except (FieldError, HardwareError, SessionError, TraceError, OSError) as error:
         complain(str(error))
         raise typer.Exit(USAGE) from None
-    found = outcome(study.scenario, runs, _environment(study, quick))
     show(study, found)
     if varied:
         show_variants(study.scenario, found, varied)
-    if json_file is not None:
-        json_file.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
     if not found.holds and not quick:
         raise typer.Exit(FAILURE)
 

@@ -1,0 +1,74 @@
+"""``alipes simulate`` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from alipes.cli.main import app
+from alipes.replay.runs import read_run
+
+SCENARIO = """
+name: small
+about: two configurations
+hardware: b200-tp4
+trace: {synth: astropy-120}
+instances: [{models: [qwen3-32b, qwen2.5-32b-instruct, qwen3.5-35b-a3b]}]
+configurations: {full: {}, bare: {session_prefill: false, host_kv: false, staging: false}}
+published: {source: a paper, values: {full: {sct_p50: 5.0}}}
+assumptions: [nothing is known]
+claims:
+  - {name: mechanisms help, figure: sct_p50, of: full, to: bare, at_most: AT_MOST, source: here}
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    file = tmp_path / "small.yaml"
+    file.write_text(SCENARIO.replace("AT_MOST", "1000"))
+    return file
+
+
+def test_a_scenario_is_run_and_told(file: Path, tmp_path: Path) -> None:
+    out, report = tmp_path / "out", tmp_path / "found.json"
+    result = CliRunner().invoke(
+        app, ["simulate", str(file), "--quick", "--out", str(out), "--json", str(report)]
+    )
+    assert result.exit_code == 0, result.output
+    assert "holds: mechanisms help" in result.output
+    assert "assumed: nothing is known" in result.output
+    assert "no scheduler is below" in result.output
+    found = json.loads(report.read_text())
+    assert set(found) == {"name", "environment", "rows", "claims"}
+    assert [row["case"] for row in found["rows"]] == ["full", "bare"]
+    assert read_run(out / "full").info.published == {"sct_p50": 5.0}
+
+
+def test_a_claim_that_does_not_hold_is_an_error(file: Path) -> None:
+    file.write_text(SCENARIO.replace("AT_MOST", "0"))
+    result = CliRunner().invoke(app, ["simulate", str(file)])
+    assert result.exit_code == 1, result.output
+    assert "DOES NOT HOLD" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (["--only", "fast"], "--only: 'fast' is no configuration; known: full, bare"),
+        (["--only", "full", "--json", "/nowhere/at/all"], "/nowhere/at/all"),
+    ],
+)
+def test_a_fault_is_one_line(file: Path, options: list[str], told: str) -> None:
+    result = CliRunner().invoke(app, ["simulate", str(file), "--quick", *options])
+    assert result.exit_code == 2, result.output
+    assert told in result.stderr.replace("\n", " ")
+
+
+def test_unknown_hardware_names_those_there_are(file: Path) -> None:
+    file.write_text(file.read_text().replace("b200-tp4", "b200-tp5"))
+    result = CliRunner().invoke(app, ["simulate", str(file)])
+    assert result.exit_code == 2
+    assert "b200-tp8" in result.stderr

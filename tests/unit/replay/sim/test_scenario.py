@@ -1,0 +1,78 @@
+"""Scenario files: what they may say, and how a fault in one is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from alipes.gateway.strict import FieldError
+from alipes.replay.sim.scenario import Scenario, cases, load_scenario
+
+ROOT = Path(__file__).parents[4]
+SMALL = """
+name: small
+about: two configurations
+hardware: b200-tp4
+trace: {synth: astropy-120}
+instances: [{models: [qwen3-32b]}]
+setup: {tpot: 0.2}
+configurations:
+  full: {}
+  bare: {session_prefill: false, host_bytes: 2GiB}
+"""
+
+
+def scenario(folder: Path, text: str = SMALL) -> Scenario:
+    file = folder / "small.yaml"
+    file.write_text(text)
+    return load_scenario(file)
+
+
+def test_a_configuration_changes_the_setup(tmp_path: Path) -> None:
+    full, bare = cases(scenario(tmp_path))
+    assert (full.label, bare.label) == ("full", "bare")
+    assert (full.setup.session_prefill, bare.setup.session_prefill) == (True, False)
+    assert (full.setup.tpot, bare.setup.tpot) == (0.2, 0.2)
+    assert bare.setup.host_bytes == 2 << 30
+
+
+def test_every_configuration_runs_under_every_load(tmp_path: Path) -> None:
+    text = SMALL + "loads: {low: {rate: 1}, high: {rate: 4}}\n"
+    assert [case.label for case in cases(scenario(tmp_path, text))] == [
+        "low.full",
+        "low.bare",
+        "high.full",
+        "high.bare",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (SMALL.replace("tpot", "tpott"), "setup.tpott: unknown field; did you mean 'tpot'?"),
+        (SMALL + "  worse: {host_kw: false}\n", "configurations.worse.host_kw: unknown field"),
+        (SMALL.replace("synth: astropy-120", ""), "trace: give exactly one of"),
+        (SMALL.replace("models: [qwen3-32b]", "models: []"), "instances[0].models"),
+        (SMALL + "best_of: {best: [of]}\n", "'of' is no configuration; known: full, bare"),
+        (SMALL.replace("bare: {session_prefill: false", "bare: {policy: random"), "residency"),
+        ("- a list\n", "must be a mapping"),
+    ],
+)
+def test_a_fault_is_told_with_its_file_and_field(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        scenario(tmp_path, text)
+    message = str(caught.value)
+    assert message.startswith(str(tmp_path / "small.yaml"))
+    assert told in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "scenarios").glob("*.yaml")), ids=lambda f: f.stem)
+def test_the_scenarios_that_ship_are_valid(file: Path) -> None:
+    found = load_scenario(file)
+    assert found.name == file.stem
+    labels = {case.label for case in cases(found)}
+    assert labels
+    assert set(found.published.values if found.published else ()) <= labels
+    assert all({claim.of, claim.to} <= labels for claim in found.claims)

@@ -1,0 +1,81 @@
+"""Scenarios end to end: runs, rows, claims, the same bytes from the same seed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from alipes.replay.runs import read_run, write_run
+from alipes.replay.sim.outcome import best, outcome
+from alipes.replay.sim.scenario import load_scenario
+from alipes.replay.sim.study import Study, prepare
+
+SCENARIO = """
+name: small
+about: four sessions on two models
+hardware: b200-tp4
+trace: {synth: astropy-120}
+instances: [{models: [qwen3-32b, qwen2.5-32b-instruct, qwen3.5-35b-a3b]}]
+configurations:
+  full: {}
+  bare: {session_prefill: false, host_kv: false, staging: false}
+  bare-longer: {session_prefill: false, host_kv: false, staging: false, ttft: 30}
+best_of: {best bare: [bare, bare-longer]}
+published: {source: a paper, values: {full: {sct_p50: 5.0}}}
+claims:
+  - {name: "on", figure: sct_p50, of: full, to: bare, at_most: 1000, source: here}
+  - {name: "never", figure: sct_p50, of: bare, to: full, at_most: 0, source: here}
+"""
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Study:
+    file = tmp_path / "small.yaml"
+    file.write_text(SCENARIO)
+    return prepare(load_scenario(file), tmp_path, at_most=6)
+
+
+def test_every_case_is_run_and_told(study: Study, tmp_path: Path) -> None:
+    runs = list(study.runs(lambda label: None))
+    assert [run.folder for run in runs] == ["full", "bare", "bare-longer"]
+    for run in runs:
+        assert len(run.calls) == study.workload.sessions[0].calls * 6
+        assert not any(call.error for call in run.calls)
+        write_run(tmp_path / run.folder, run)
+        assert read_run(tmp_path / run.folder).calls == run.calls
+    found = outcome(study.scenario, runs, {})
+    assert [row.published for row in found.rows] == [{"sct_p50": 5.0}, {}, {}]
+    assert [claim.holds for claim in found.claims] == [True, False]
+    assert not found.holds
+    [chosen] = best(study.scenario, found.rows).values()
+    offs = [row.measures["sct_p50"] for row in found.rows[1:]]
+    assert chosen.measures["sct_p50"] == min(offs)
+
+
+def test_no_run_is_below_its_bounds(study: Study) -> None:
+    for run in study.runs(lambda label: None):
+        [row] = outcome(study.scenario, [run], {}).rows
+        for name, value in row.bounds.items():
+            assert value <= row.measures[name] + 1e-9, name
+        for session, least in run.info.bound.items():
+            calls = [call for call in run.calls if call.session == session]
+            took = max(c.finished for c in calls) - min(c.intended for c in calls)
+            assert least <= took + 1e-9
+
+
+def test_the_same_seed_gives_the_same_bytes(study: Study) -> None:
+    first, second = (
+        [msgspec.json.encode(run) for run in study.runs(lambda label: None)] for _ in range(2)
+    )
+    assert first == second
+
+
+def test_a_variant_of_the_hardware_changes_the_outcome(study: Study, tmp_path: Path) -> None:
+    study.scenario = msgspec.structs.replace(study.scenario, sensitivity=("full",))
+    labels = []
+    for label, run in study.variants(labels.append):
+        assert run.folder == "full"
+        assert label in labels[-1]
+        break
