@@ -121,6 +121,38 @@ def test_slack_is_what_unused_bands_could_still_take() -> None:
     assert ledger.slack == 20
 
 
+def test_rows_of_two_bands_count_in_both() -> None:
+    ledger = StagingLedger(AREA)
+    ledger.allocated(2, 4)
+    assert ledger.slack == 20
+    ledger.released(3, 4)
+    assert ledger.slack == 40
+    ledger.released(2, 3)
+    assert ledger.slack == 60
+
+
+def test_nothing_is_staged_after_a_cancel() -> None:
+    ledger = StagingLedger(AREA)
+    ledger.begin("b", 40)
+    chunks = ledger.next(1)
+    ledger.cancel()
+    assert ledger.writing
+    ledger.allocated(0, 7)
+    ledger.released(0, 7)
+    ledger.written(chunks)
+    assert not ledger.writing
+    assert ledger.next(99) == range(0)
+    assert (ledger.coverage, ledger.slack) == (0, 60)
+
+
+def test_other_weights_of_the_same_name_are_another_model() -> None:
+    ledger = StagingLedger(AREA)
+    ledger.begin("b", 20)
+    write(ledger)
+    assert ledger.switch("b", 20).path is SwitchPath.D2D
+    assert ledger.switch("b", 30).path is SwitchPath.H2D
+
+
 def test_misuse_changes_nothing() -> None:
     ledger = StagingLedger(AREA)
     ledger.begin("b", 40)
