@@ -40,7 +40,7 @@ from alipes.replay.traces.model import TraceError
 VOCABULARY: Final = Vocabulary().high
 
 
-SHOWN_CALLS = 60
+SHOWN_CALLS = SHOWN_SESSIONS = 60
 
 
 def replay(
@@ -97,7 +97,7 @@ def replay(
         sending = Sending(forced, plain, vocabulary(vocab), warmup)
         chosen, renamed = _names(models), _renamed(model_map)
         plan = assign(load(files).sessions, chosen, sessions, renamed)
-        info = describe(files, name, [*chosen, model_map], pacing, sending)
+        info = describe(files, name, chosen, renamed, pacing, sending)
         job = Job(plan, Endpoint(base_url, api_key), pacing, sending, info, out, resume)
         replaying = job.run()
     except (TraceError, EndpointError, PlanError, RunError, SessionError, OSError) as error:
@@ -178,10 +178,13 @@ def _show(summary: Summary, records: list[CallRecord], out: Path, as_json: bool)
     console = Console()
     if 0 < len(records) <= SHOWN_CALLS:
         console.print(*call_tables(records))
-    console.print(session_table(summary.sessions))
+    if len(summary.sessions) <= SHOWN_SESSIONS:
+        console.print(session_table(summary.sessions))
     console.print(model_table(summary.models))
     for line in remarks(summary):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if warmup := len({record.session for record in records if record.warmup}):
+        console.print(f"The first {warmup} sessions were warm-up and count in no figure.")
     console.print(
         f"{len(records)} calls in {summary.seconds:.1f} s; each is a line of {out}/calls.jsonl"
     )

@@ -4,7 +4,7 @@ replay has already done."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -32,6 +32,7 @@ def describe(
     files: Sequence[Path],
     name: str,
     models: Sequence[str],
+    renamed: Mapping[str, str],
     pacing: PacingSettings,
     sending: Sending,
 ) -> RunInfo:
@@ -42,6 +43,7 @@ def describe(
     trace = ", ".join(file.name for file in files)
     settings = {
         "models": ",".join(models),
+        "model_map": ",".join(f"{old}={new}" for old, new in renamed.items()),
         "concurrency": str(pacing.concurrency),
         "rate": str(pacing.rate),
         "recorded": str(pacing.recorded),

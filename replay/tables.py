@@ -12,6 +12,7 @@ from rich.text import Text
 
 from alipes.replay.records import CallRecord
 from alipes.replay.stats import ModelRow, SessionRow, Summary
+from alipes.replay.traces.form import MAIN
 
 TEXT_COLUMNS = frozenset({"model", "session", "instance", "reason"})
 
@@ -69,7 +70,7 @@ def _call_table(records: Sequence[CallRecord]) -> RenderableType:
     )
     for record in records:
         table.add_row(
-            str(record.index),
+            _call(record),
             _number(record.intended),
             "[red]failed[/red]" if record.error else _number(record.ttft),
             _number(record.finished - record.intended),
@@ -129,6 +130,11 @@ def plain_table(columns: Iterable[str], texts: Container[str] = TEXT_COLUMNS) ->
             column, justify="left" if text else "right", overflow="fold", no_wrap=not text
         )
     return table
+
+
+def _call(record: CallRecord) -> str:
+    own = f"{record.branch}.{record.index}"
+    return escape(own if record.branch != MAIN else str(record.index))
 
 
 def _number(value: float | None, digits: int = 2) -> str:
