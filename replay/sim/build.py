@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -102,9 +103,7 @@ def _instance(
     settings = _settings(fleet, name, spec)
     costs = {model: engine_costs(hardware, model) for model in spec.models}
     reports = tuple(_report(hardware, costs[model]) for model in spec.models)
-    # Blocks of different models take whole slabs: few of them, for speed, at little waste.
-    slab = max(1, min(report.block_bytes for report in reports) // SLABS_A_BLOCK)
-    host = HostSlabs(slab, settings.host_bytes // slab)
+    host = _host(reports, settings.host_bytes)
     scheduler = RoundScheduler(settings, reports, host)
     staging = StagingModel(name, hardware, costs, setup.staging)
     for report in reports:
@@ -113,7 +112,7 @@ def _instance(
         capacity=int(hardware.device_bytes.value),
         runtime=int(hardware.runtime_bytes.value),
         weights={report.name: report.weight_bytes for report in reports},
-        block_bytes={report.name: report.block_bytes for report in reports},
+        block_bytes={model: cost.block_bytes for model, cost in costs.items()},
     )
     instance = SimulatedInstance(
         name, scheduler, costs, staging, memory, hardware.block_tokens, cluster.message
@@ -134,6 +133,15 @@ def _instance(
         pid=0,
     )
     return instance, hello
+
+
+def _host(reports: Sequence[ModelReport], host_bytes: int) -> HostSlabs:
+    """Slabs that divide every model's block, as live, unless those would be very many; then each
+    block takes as many of the smallest as it needs and wastes a part of the last."""
+    sizes = [report.block_bytes for report in reports]
+    common, smallest = math.gcd(*sizes), min(sizes)
+    slab = common if common * SLABS_A_BLOCK >= smallest else smallest
+    return HostSlabs(slab, host_bytes // slab)
 
 
 def _settings(fleet: Fleet, name: str, spec: InstanceSpec) -> InstanceSettings:
@@ -171,7 +179,8 @@ def _report(hardware: Hardware, costs: EngineCosts) -> ModelReport:
         context=hardware.models[costs.model].context,
         vocab_size=VOCABULARY.high,
         weight_bytes=costs.weight_bytes,
-        block_bytes=costs.block_bytes,
+        # Ranks that all hold the same KV need one copy of it on the host, which this sizes.
+        block_bytes=costs.host_block_bytes,
         kv_blocks=costs.kv_blocks,
     )
 
