@@ -13,6 +13,7 @@ from alipes.gateway.config import (
     Cluster,
     ConfigError,
     Limits,
+    RecordSettings,
     RoutingEntry,
     instance_settings,
     json_schema,
@@ -66,6 +67,17 @@ def test_numbers_are_written_as_people_write_them(file: Path, text: str) -> None
 
 def test_the_environment_overrides_the_cache(file: Path) -> None:
     assert load(file, GOOD, {"ALIPES_CACHE": "/elsewhere"}).cache == "/elsewhere"
+
+
+def test_a_recording_is_beside_the_file_and_off_without_one(file: Path) -> None:
+    assert load(file, GOOD).gateway.record is None
+    record = "gateway:\n  record: {file: logs/calls.jsonl, max_bytes: 2MiB}\n"
+    found = load(file, GOOD.replace("gateway:\n", record)).gateway.record
+    assert found == RecordSettings(str(file.parent / "logs" / "calls.jsonl"), False, 2 << 20)
+    for wrong, told in (("{text: true}", "file: missing"), ("{file: ''}", "file"), ("x", "record")):
+        text = GOOD.replace("gateway:\n", f"gateway:\n  record: {wrong}\n")
+        with pytest.raises(ConfigError, match=rf"gateway\.record.*{told}|gateway\.{told}"):
+            load(file, text)
 
 
 def test_home_is_expanded(file: Path) -> None:
@@ -228,7 +240,7 @@ def test_the_schema_describes_the_file_as_it_is_written() -> None:
     assert references <= set(definitions)
     written = set(definitions["Cluster"]["properties"])
     assert written == {"models", "instances", "targets", "routing", "ablations", "gateway", "cache"}
-    for struct in (Limits, RoutingEntry, Ablations):
+    for struct in (Limits, RecordSettings, RoutingEntry, Ablations):
         assert set(definitions[struct.__name__]["properties"]) == set(struct.__struct_fields__)
 
 

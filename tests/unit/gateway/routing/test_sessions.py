@@ -206,6 +206,34 @@ def test_a_branch_begins_with_what_its_parent_had() -> None:
     assert (stranger.continuation, stranger.known_tokens) == (False, 0)
 
 
+def test_what_is_kept_of_the_context_is_known_to_the_token() -> None:
+    table = Table()
+    named = Claim("s", source=Source.OWN)
+    first = table.turn(SYSTEM, [1, 2, 3], named)
+    assert (first.kept_tokens, first.number, first.origin) == (0, 0, b"")
+    context = SYSTEM + ASSISTANT + [1, 2, 3]
+    appended = table.turn([*context, 40], [4, 5], named)
+    assert (appended.kept_tokens, appended.number) == (len(context), 1)
+    compacted = table.turn([*context[:150], 41], [6], named)
+    assert (compacted.kept_tokens, compacted.known_tokens, compacted.number) == (150, 0, 2)
+    sub = table.turn([*SYSTEM[:90], 42], [7], Claim("s", "sub", source=Source.OWN))
+    assert (sub.kept_tokens, sub.number) == (90, 0)
+    assert (sub.origin, sub.origin_calls) == (first.branch, 3)
+    again = table.turn(
+        [*SYSTEM[:90], 42, *ASSISTANT, 7, 43], [8], Claim("s", "sub", source=Source.OWN)
+    )
+    assert (again.kept_tokens, again.number, again.origin) == (95, 1, b"")
+
+
+def test_of_a_context_that_is_not_held_less_is_known() -> None:
+    table = Table(kept=1)
+    named = Claim("s", source=Source.OWN)
+    table.turn(SYSTEM, [1, 2, 3], named)
+    context = SYSTEM + ASSISTANT + [1, 2, 3]
+    assert table.turn([*context, 40], [4], named).kept_tokens == len(SYSTEM)
+    assert table.turn([*context[:150], 41], [6], named).kept_tokens == 0
+
+
 def test_the_last_call_ends_the_session() -> None:
     table = Table()
     table.turn([1], [5], Claim("s", source=Source.OWN))
