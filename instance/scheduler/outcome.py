@@ -109,16 +109,18 @@ def advance(calls: list[Sequence], steps: int, space: KvSpace, now: int) -> Outc
     for call in calls:
         begin = call.generated
         drawn = call.forced[begin : begin + steps]
-        if len(drawn) < steps or call.pending != 1:
+        if len(drawn) < steps or call.pending != 1 or call.stops:
             raise ValueError(
                 f"call {call.call.call_id.hex()} cannot go {steps} tokens on at once:"
-                f" {len(drawn)} of them are forced"
+                f" {len(drawn)} of them are forced, and it may stop at {len(call.stops)} ids"
             )
         call.history[call.length : call.length + steps] = drawn
         call.length += steps
         call.computed += steps
         if not space.grow(call, call.computed):
             raise ValueError(f"{steps} iterations are more than the device has blocks for")
+    # Only when all have what they computed: the block for a next position may be the last one.
+    for call in calls:
         if call.remaining == 0:
             outcome.ended.append((call, FinishReason.LENGTH))
         elif not space.grow(call, call.length):
