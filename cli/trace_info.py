@@ -56,7 +56,7 @@ def _spreads(figures: Statistics) -> Table:
             name, f"{values.count:,}", f"{values.mean:,.1f}", *(f"{value:,}" for value in exact)
         )
     for wait, gaps in figures.gaps.items():
-        table.add_row(f"gap after {wait}, s", *_seconds(gaps.seconds))
+        table.add_row(f"gap ({wait}), s", *_seconds(gaps.seconds))
     return table
 
 

@@ -27,14 +27,14 @@ def spans(draw: st.DrawFn) -> tuple[Span, ...]:
 @st.composite
 def branches(draw: st.DrawFn, name: str, earlier: tuple[Branch, ...]) -> Branch:
     """A branch whose calls keep some of what came before."""
-    parent, spawned_by, context = "", -1, 0
+    parent, spawned_by, context, before = "", -1, 0, 0
     if earlier:
         above = draw(st.sampled_from(earlier))
         parent, spawned_by = above.name, draw(st.integers(0, len(above.calls) - 1))
         context = above.calls[spawned_by].prompt + above.calls[spawned_by].output
     calls = []
     for index in range(draw(st.integers(1, 4))):
-        kept = draw(st.sampled_from(sorted({0, context // 3, context})))
+        kept = draw(st.sampled_from(sorted({0, context // 3, before, context})))
         added = draw(spans())
         if not kept and not added:
             added = (Span(0, 0, 3),)
@@ -43,7 +43,7 @@ def branches(draw: st.DrawFn, name: str, earlier: tuple[Branch, ...]) -> Branch:
         wait = draw(st.sampled_from((Wait.TOOL, Wait.USER))) if index else Wait.START
         output = draw(st.integers(1, 5))
         calls.append(Call(prompt, output, kept, added, gap, wait))
-        context = prompt + output
+        context, before = prompt + output, prompt
     return Branch(name, tuple(calls), parent, spawned_by, draw(st.sampled_from(MODELS)))
 
 
