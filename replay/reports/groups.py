@@ -2,7 +2,8 @@
 
 Runs differ by configuration, kind and settings; those that differ in nothing but seeds are one
 group and are pooled. ``load`` divides figures into panels, ``lease_seconds`` makes a sweep, any
-other setting that differs goes into the name.
+other setting that differs goes into the name. A sweep may go over configurations too: groups that
+differ in nothing but their lease time are one.
 """
 
 from __future__ import annotations
@@ -27,13 +28,14 @@ _Key = tuple[str, str, tuple[tuple[str, str], ...]]
 @dataclass(frozen=True, slots=True)
 class Group:
     """``name`` tells it from others at the same load, ``label`` from all others. ``calls`` are
-    those that succeeded and count, ``failed`` how many did not. ``lease`` is None where leases
-    are not swept."""
+    those that succeeded and count, ``failed`` how many did not. ``sweep`` is the same for groups
+    that differ in their ``lease`` alone, empty where there is but one such."""
 
     configuration: str
     kind: str
     load: str
     lease: float | None
+    sweep: str
     name: str
     label: str
     colour: str
@@ -63,7 +65,8 @@ def group_runs(runs: Sequence[Run]) -> tuple[Group, ...]:
     for key in sorted(found, key=lambda key: _order(key, list(found))):
         bare = _name(key, varied)
         colour = colours.setdefault(bare, series_colour(len(colours)))
-        groups.append(_group(key, found[key], bare, colour, mixed, varied, planned))
+        sweep = _sweep(key, found)
+        groups.append(_group(key, found[key], bare, colour, mixed, varied, planned, sweep))
     return tuple(groups)
 
 
@@ -75,6 +78,7 @@ def _group(
     mixed: bool,
     varied: Mapping[tuple[str, str], set[str]],
     planned: Mapping[tuple[int, str], int],
+    sweep: str,
 ) -> Group:
     configuration, kind, pairs = key
     settings = dict(pairs)
@@ -84,7 +88,8 @@ def _group(
         configuration,
         kind,
         load,
-        _number(settings.get(LEASE)) if LEASE in varied[configuration, kind] else None,
+        _number(settings.get(LEASE)),
+        sweep,
         name,
         f"{name}, {load_words(load)}" if load else name,
         colour,
@@ -126,6 +131,20 @@ def _varied(keys: Iterable[_Key]) -> dict[tuple[str, str], set[str]]:
         }
         for place, found in settings.items()
     }
+
+
+def _sweep(key: _Key, keys: Iterable[_Key]) -> str:
+    """Kind and settings without the lease time, if others differ from it in that alone."""
+    leases = {
+        dict(pairs).get(LEASE)
+        for _, kind, pairs in keys
+        if _unleased(kind, pairs) == _unleased(*key[1:])
+    }
+    return _unleased(*key[1:]) if len(leases) > 1 else ""
+
+
+def _unleased(kind: str, pairs: tuple[tuple[str, str], ...]) -> str:
+    return repr((kind, [pair for pair in pairs if pair[0] != LEASE]))
 
 
 def _name(key: _Key, varied: Mapping[tuple[str, str], set[str]]) -> str:

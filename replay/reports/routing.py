@@ -24,7 +24,7 @@ def router_figure(groups: Sequence[Group]) -> Figure | None:
     numbers = {group.label: measure(group) for group in groups}
     counted = [group for group in groups if "avoidable_opens" in numbers[group.label]]
     names = tuple(dict.fromkeys(group.name for group in counted))
-    if len(names) < 2 or any(group.lease is not None for group in counted):
+    if len({group.sweep or group.name for group in counted if group.load == counted[0].load}) < 2:
         return None
     loads = loads_of(counted)
     panels: list[Panel] = []
@@ -67,14 +67,16 @@ def _opens(
 
 
 def lease_figures(groups: Sequence[Group]) -> list[Figure]:
-    """For each configuration and load in which the lease time differs."""
-    sweeps: dict[tuple[str, str, str], list[Group]] = {}
+    """One for every set of groups that differ in nothing but their lease time."""
+    sweeps: dict[str, list[Group]] = {}
     for group in groups:
-        if group.lease is not None:
-            sweeps.setdefault((group.configuration, group.kind, group.load), []).append(group)
+        if group.sweep and group.lease is not None:
+            sweeps.setdefault(group.sweep, []).append(group)
     figures: list[Figure] = []
-    for (configuration, _, load), members in sweeps.items():
-        words = f"{configuration}, {load_words(load)}" if load else configuration
+    for members in sweeps.values():
+        names = {group.configuration for group in members}
+        load = load_words(members[0].load) if members[0].load else ""
+        words = ", ".join(filter(None, [*(names if len(names) == 1 else ()), load]))
         figure = _sweep(members, words, len(figures))
         if figure:
             figures.append(figure)
@@ -100,7 +102,7 @@ def _sweep(groups: Sequence[Group], words: str, number: int) -> Figure | None:
         return None
     return Figure(
         "lease-sweep" if not number else f"lease-sweep-{number + 1}",
-        f"How long to hold a place: {words}",
+        f"How long to hold a place: {words}" if words else "How long to hold a place",
         "Left, returns that went to the instance of their branch's last call, placements that"
         " found the model active, leases that no return used; right, TTFT of returning calls.",
         tuple(panels),

@@ -125,7 +125,7 @@ def _info(
     settings = {
         key: str(value)
         for key, value in msgspec.to_builtins(case.setup).items()
-        if value != getattr(scenario.setup, key)
+        if key == "lease_seconds" or value != getattr(scenario.setup, key)
     }
     if len(scenario.loads) > 1:
         settings["load"] = case.load

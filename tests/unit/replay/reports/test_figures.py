@@ -292,7 +292,7 @@ def test_router_bars_are_the_counters(run_maker: Callable[..., Run]) -> None:
         run_maker(
             configuration=name,
             sessions=2,
-            settings={"load": load, "lease_seconds": lease},
+            settings={"load": load, "lease_seconds": lease, "policy": name},
             counters=placed(40.0, opens),
         )
         for name, load, lease, opens in (

@@ -54,8 +54,23 @@ def test_leases_make_a_sweep_only_where_they_differ(run_maker: Callable[..., Run
     assert [(group.label, group.lease) for group in groups] == [
         ("full, lease 0.5 s", 0.5),
         ("full, lease 5 s", 5.0),
-        ("sticky", None),
+        ("sticky", 0.0),
     ]
+    assert len({group.sweep for group in groups}) == 1
+
+
+def test_a_sweep_goes_over_configurations_that_differ_in_nothing_else(
+    run_maker: Callable[..., Run],
+) -> None:
+    settings = [
+        ("tau-1", {"lease_seconds": "1"}),
+        ("tau-0", {"lease_seconds": "0"}),
+        ("sticky", {"lease_seconds": "0", "policy": "session-sticky"}),
+    ]
+    groups = group_runs([small(run_maker, name, settings=found) for name, found in settings])
+    assert [group.name for group in groups] == ["tau-1", "tau-0", "sticky"]
+    assert groups[0].sweep == groups[1].sweep != ""
+    assert groups[2].sweep == ""
 
 
 def test_live_and_simulated_share_a_colour_and_are_marked(run_maker: Callable[..., Run]) -> None:
