@@ -54,8 +54,8 @@ def test_the_percentiles_and_the_share_are_the_wanted_ones(seed: int) -> None:
 
 
 def test_a_narrow_window_is_kept_by_more_rewrites() -> None:
-    wide = grow(drawn(1), Target(2_500, 9_000, 0.0, 100_000))
-    narrow = grow(drawn(1), Target(2_500, 9_000, 0.0, 16_000))
+    wide = grow(drawn(1), Target(3_000, 9_000, 0.0, 100_000))
+    narrow = grow(drawn(1), Target(3_000, 9_000, 0.0, 16_000))
     assert not wide.rewritten.any()
     assert wide.prompt.max() > 16_000
     assert narrow.rewritten.any()
