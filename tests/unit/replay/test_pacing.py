@@ -95,6 +95,22 @@ def test_a_failed_call_ends_its_session_with_all_that_was_due() -> None:
     assert [send.session for send in loop.due(9 * SECOND)] == [1]
 
 
+def test_nothing_more_of_a_failed_session_is_sent_while_a_call_of_it_still_runs() -> None:
+    loop = Pacing([spawning(call(), call())], PacingSettings(), 0)
+    (first,) = loop.due(0)
+    loop.ended(first, True, 0)
+    (second,) = loop.due(0)
+    a, b = loop.due(SECOND)
+    loop.ended(a, True, 2 * SECOND)
+    assert loop.next_wakeup() == 2 * SECOND
+    loop.ended(second, False, 2 * SECOND)
+    assert loop.next_wakeup() is None
+    assert loop.due(9 * SECOND) == ()
+    assert not loop.done
+    loop.ended(b, True, 9 * SECOND)
+    assert loop.done
+
+
 def test_a_failed_session_makes_room_only_when_nothing_of_it_is_in_flight() -> None:
     loop = Pacing([spawning(call()), session(0)], PacingSettings(concurrency=1), 0)
     (first,) = loop.due(0)
