@@ -23,6 +23,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormat
 
 from alipes.replay.reports.form import Areas, Bars, Box, Boxes, Lines, Panel
 from alipes.replay.reports.palette import LIGHT
+from alipes.replay.reports.words import three_digits
 
 WIDTH: Final = 400
 """Units of a panel; a phone shows about as many pixels."""
@@ -335,6 +336,4 @@ def _tick(value: float, position: int | None = None) -> str:
 
 
 def _value(value: float) -> str:
-    if value >= 100 or value == round(value):
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
+    return f"{value:,.0f}" if value == round(value) else three_digits(value)

@@ -20,7 +20,10 @@ RETURNING: Final = (("p50", "returning_ttft_p50", "c0"), ("p95", "returning_ttft
 
 
 def router_figure(groups: Sequence[Group]) -> Figure | None:
-    """TTFT at the highest load, and avoidable opens at each, where they were counted."""
+    """TTFT at the highest load, and avoidable opens at each, where they were counted and there
+    was a choice of instances."""
+    if len({call.instance for group in groups for call in group.calls}) < 2:
+        return None
     numbers = {group.label: measure(group) for group in groups}
     counted = [group for group in groups if "avoidable_opens" in numbers[group.label]]
     names = tuple(dict.fromkeys(group.name for group in counted))

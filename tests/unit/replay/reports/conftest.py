@@ -13,6 +13,7 @@ from alipes.replay.runs import MemoryRecord, RoundRecord, Run, RunInfo, SwitchRe
 
 MODELS = ("qwen3-235b", "glm5-nvfp4", "qwen3.5-122b-a10b")
 GIB = 1 << 30
+PLACED = {"placed": 960.0, "opens": 33.0, "cancelled": 0.0}
 
 # Seconds: mean wait for a slot, of a switch, and the shares of calls let in by SP and recomputed.
 SHAPES = {
@@ -132,16 +133,21 @@ def make_run(
     settings: dict[str, str] | None = None,
     counters: dict[str, float] | None = None,
     slower: float = 1.0,
+    instances: int = 1,
 ) -> Run:
     """A whole run of ``sessions`` sessions; those of one seed have the same work in every shape.
-    Clocks go ``slower`` times as slow."""
+    Clocks go ``slower`` times as slow. Sessions are dealt to the ``instances``."""
     name = configuration or shape
     rng = np.random.default_rng([seed, sorted(SHAPES).index(shape), len(name)])
     calls: list[CallRecord] = []
     for number in range(sessions):
         work = np.random.default_rng([seed, number])
         model = MODELS[number % 3]
-        calls += calls_of(rng, work, f"astropy-{number}.{model}", model, shape)
+        name_of = f"astropy-{number}.{model}"
+        calls += [
+            msgspec.structs.replace(call, instance=f"cold-{number % instances}")
+            for call in calls_of(rng, work, name_of, model, shape)
+        ]
     calls = [
         msgspec.structs.replace(
             call,
@@ -164,7 +170,7 @@ def make_run(
         seed=seed,
         seconds=seconds,
         settings=settings or {},
-        counters=counters or {"placed": float(len(calls)), "opens": 33.0, "cancelled": 0.0},
+        counters=PLACED if counters is None else counters,
         bound={
             name: sum(
                 call.gap + call.parts.prefill + call.parts.decode

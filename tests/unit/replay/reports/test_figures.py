@@ -292,6 +292,7 @@ def test_router_bars_are_the_counters(run_maker: Callable[..., Run]) -> None:
         run_maker(
             configuration=name,
             sessions=2,
+            instances=2,
             settings={"load": load, "lease_seconds": lease, "policy": name},
             counters=placed(40.0, opens),
         )
@@ -313,11 +314,16 @@ def test_router_bars_are_the_counters(run_maker: Callable[..., Run]) -> None:
     }
 
 
-def test_no_router_figure_of_one_policy_or_without_counts(run_maker: Callable[..., Run]) -> None:
-    counted = run_maker(sessions=1, counters=placed(2.0, 1.0))
-    other = run_maker(configuration="b", sessions=1)
-    assert router_figure(group_runs([counted])) is None
-    assert router_figure(group_runs([counted, other])) is None
+def test_a_router_figure_needs_policies_counts_and_a_choice(run_maker: Callable[..., Run]) -> None:
+    def run(name: str, instances: int, counted: bool) -> Run:
+        counters = placed(2.0, 1.0) if counted else {}
+        more = {"instances": instances, "counters": counters, "settings": {"policy": name}}
+        return run_maker(configuration=name, sessions=2, **more)
+
+    assert router_figure(group_runs([run("a", 2, True)])) is None
+    assert router_figure(group_runs([run("a", 2, True), run("b", 2, False)])) is None
+    assert router_figure(group_runs([run("a", 1, True), run("b", 1, True)])) is None
+    assert router_figure(group_runs([run("a", 2, True), run("b", 2, True)])) is not None
 
 
 def test_lease_sweep(run_maker: Callable[..., Run]) -> None:
