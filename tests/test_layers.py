@@ -41,6 +41,7 @@ SANS_IO = (
     "instance/memory/staging.py",
     "instance/memory/staging_plan.py",
     "replay/compare.py",
+    "gateway/telemetry/recording.py",
     "replay/conversation.py",
     "replay/pacing.py",
     "replay/plan.py",

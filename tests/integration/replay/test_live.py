@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,9 @@ import typer
 from typer.testing import CliRunner, Result
 
 from alipes.cli.replay import replay
+from alipes.replay.conversation import conversation_of
 from alipes.replay.runs import read_run
+from alipes.replay.shorten import shorten_conversation
 from alipes.replay.traces.form import MAIN, Branch, Call, Session, Span, Trace, Wait
 from alipes.replay.traces.load import load, save
 from alipes.replay.traces.spans import new_content
@@ -33,9 +36,10 @@ gateway:
   port: {port}
   endpoint: {endpoint}
   allow_forced_tokens: true
-  record: {{file: calls.jsonl}}
+  record: {{file: calls.jsonl, text: true}}
 """
 REPLY = 70
+SHIPPED = Path(__file__).parents[3] / "replay" / "data" / "marshmallow-1867-xml.traj"
 SCRIPT = """
 import signal, typer
 from alipes.cli.replay import replay
@@ -145,18 +149,8 @@ def test_forced_completions_keep_the_prefix_of_every_continuation(
 def test_a_replay_that_is_recorded_reads_back_as_what_was_replayed(
     recording: Any, trace: Path, tmp_path: Path
 ) -> None:
-    stack = recording
-    file = stack.log.parent / "calls.jsonl"
-    before = file.stat().st_size
-    result = run(stack, trace, tmp_path / "out", "--recorded", "--forced")
-    assert result.exit_code == 0, result.output
-    stack.until_idle()
-    time.sleep(0.2)
-    data = file.read_bytes()
-    header = data[: data.index(b"\n") + 1]
-    part = tmp_path / "recorded.jsonl"
-    part.write_bytes(header + data[max(before, len(header)) :])
-    assert b"agent-" not in data
+    part = recorded(recording, trace, tmp_path, "--recorded", "--forced")
+    assert b"agent-" not in part.read_bytes()
     original, found = load([trace]).sessions, load([part]).sessions
     assert len(found) == len(original)
     for one, other in zip(original, found, strict=True):
@@ -168,6 +162,42 @@ def test_a_replay_that_is_recorded_reads_back_as_what_was_replayed(
     # Four full blocks that main branches begin with, two of another sub-agent.
     assert len(one & two) == len(two & three) == 6
     assert one & two == two & three > {span.stream for span in first[0][:4]}
+
+
+def test_text_is_recorded_as_it_was_sent(recording: Any, tmp_path: Path) -> None:
+    part = recorded(recording, SHIPPED, tmp_path, "--models", "alpha", "--forced")
+    (original,), (found,) = load([SHIPPED]).sessions, load([part]).sessions
+    (branch,) = found.branches
+    ((*calls, last),) = conversation_of(found)
+    ((*expected, final),) = conversation_of(original)
+    share = json.loads((tmp_path / "out" / "summary.json").read_text())["sessions"][0]["shortened"]
+    ((*shortened, _),) = shorten_conversation(((*expected, final),), share)
+    assert calls == shortened
+    # The last reply is the model's own text: no prompt tells it.
+    assert last.prompt == shorten_conversation(((final,),), share)[0][0].prompt
+    assert last.reply.content
+    for before, after in pairwise(branch.calls):
+        assert after.kept == before.prompt + before.output
+
+
+def recorded(stack: Any, trace: Path, folder: Path, *options: str) -> Path:
+    """A file with what the gateway recorded of a replay."""
+    file = stack.log.parent / "calls.jsonl"
+    before = file.stat().st_size
+    result = run(stack, trace, folder / "out", *options)
+    assert result.exit_code == 0, result.output
+    stack.until_idle()
+    # The recorder is a thread behind.
+    expected = len(read_run(folder / "out").calls)
+    deadline = time.monotonic() + 10
+    while file.read_bytes()[before:].count(b'"kind":"call"') < expected:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    data = file.read_bytes()
+    header = data[: data.index(b"\n") + 1]
+    part = folder / "recorded.jsonl"
+    part.write_bytes(header + data[max(before, len(header)) :])
+    return part
 
 
 def check_same(one: Session, other: Session) -> None:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from .test_recording import call
 
 from alipes.gateway.telemetry import recorder as module
 from alipes.gateway.telemetry.recorder import CallRecorder, RecordError
+
+from .test_recording import call
 
 LARGE = 1 << 20
 
