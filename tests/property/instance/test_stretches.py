@@ -19,9 +19,9 @@ from alipes.instance.contract import InstanceSettings, ModelReport, Submit, Targ
 from .simulated import BLOCK, Costs, answer, report, settings_of, submission
 from .timed import Session, Step, Stretched, Timed, TimedEngine
 
-CAPACITY = 200
+CAPACITY = 120
 MS = 1_000_000
-TIMES = st.integers(0, 2_000).map(lambda ms: ms * MS)
+TIMES = st.integers(0, 1_000).map(lambda ms: ms * MS)
 
 
 class World:
@@ -60,13 +60,13 @@ def _told(step: Step) -> str:
 
 @st.composite
 def sessions(draw: st.DrawFn, names: list[str]) -> list[Session]:
-    return [_session(draw, number, names) for number in range(draw(st.integers(1, 6)))]
+    return [_session(draw, number, names) for number in range(draw(st.integers(2, 6)))]
 
 
 def _session(draw: st.DrawFn, number: int, names: list[str]) -> Session:
     """Contexts differ from a session's number on, so that no two calls ever compute the same."""
     model = draw(st.sampled_from(names))
-    prompt = [*[1] * (BLOCK * draw(st.integers(0, 3))), number, *[7] * draw(st.integers(0, 60))]
+    prompt = [*[1] * (BLOCK * draw(st.integers(0, 3))), number, *[7] * draw(st.integers(0, 40))]
     steps: list[Step] = []
     for turn in range(draw(st.integers(1, 4))):
         tokens = draw(st.integers(1, 60))
@@ -112,11 +112,11 @@ def worlds(draw: st.DrawFn) -> World:
         switch=draw(st.sampled_from([0.0, 0.1, 1.0])),
     )
     copying = draw(st.sampled_from([0.0, 0.002, 0.03]))
-    blocks = draw(st.sampled_from([CAPACITY // BLOCK, 80, 300]))
+    blocks = draw(st.sampled_from([CAPACITY // BLOCK, 33, 60, 300]))
     return World(chosen, blocks, costs, copying, draw(sessions(names)))
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(world=worlds(), seed=st.integers(0, 9))
 def test_stretches_are_their_iterations(world: World, seed: int) -> None:
     stepped = Timed(*world.parts())
