@@ -8,6 +8,7 @@ from alipes.cli.check import check
 from alipes.cli.init import init
 from alipes.cli.instances import drain, instance
 from alipes.cli.models import models
+from alipes.cli.profile import profile
 from alipes.cli.replay import replay
 from alipes.cli.report import report
 from alipes.cli.serve import serve
@@ -26,6 +27,7 @@ app.command()(check)
 app.command()(instance)
 app.command()(drain)
 app.command()(replay)
+app.command()(profile)
 app.command()(simulate)
 app.command()(report)
 app.add_typer(models, name="models")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from alipes.instance.contract import Estimate
-from alipes.replay.sim.hardware import Hardware, HardwareError, Quantity
+from alipes.replay.sim.hardware import Hardware, HardwareError, Quantity, Rates
 
 ATTO: Final = 10**18
 _PER_NS: Final = ATTO // 10**9
@@ -29,6 +29,10 @@ def _ns(atto: int) -> int:
 def _copying(nbytes: float, rate: Quantity) -> int:
     """Attoseconds of copying ``nbytes``."""
     return round(nbytes / rate.value * ATTO)
+
+
+def _kv_rate(rates: Rates) -> Quantity:
+    return rates.kv_h2d if rates.kv_h2d.value else rates.h2d
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +131,7 @@ def engine_costs(hardware: Hardware, model: str) -> EngineCosts:
             _atto(costs.prefill_context),
         ),
         _decode=(_atto(costs.decode_base), _atto(costs.decode_call), _atto(costs.decode_context)),
-        _restore=(_atto(fixed.restore), _copying(host_token, rates.h2d)),
+        _restore=(_atto(fixed.restore), _copying(host_token, _kv_rate(rates))),
         _checkpoint=_copying(host_token, rates.d2h),
         _fetch=(_atto(fixed.fetch), _copying(host_token, rates.rdma)),
         _switch=_atto(fixed.switch),

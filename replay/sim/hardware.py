@@ -60,12 +60,14 @@ class ModelCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Bytes a second, of all devices of an instance together: host to device, device to host,
-    within the device, and between instances."""
+    within the device, and between instances. KV comes from the host at ``kv_h2d`` where its blocks
+    are slower to copy than weights, else at ``h2d``."""
 
     h2d: Quantity
     d2h: Quantity
     d2d: Quantity
     rdma: Quantity
+    kv_h2d: Quantity = NOTHING
 
 
 class Fixed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -91,7 +93,8 @@ class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An instance's hardware and what the models take on it. Bytes are of the whole instance:
     ``runtime_bytes`` of the device are neither weights nor KV; ``host_bytes`` are for KV, beside
     the host copy of every model's weights. ``staging_share`` is the part of the host-to-device
-    rate that staging gets while a model serves, in pieces of ``staging_chunk`` bytes."""
+    rate that staging gets while a model serves, in pieces of ``staging_chunk`` bytes. A call takes
+    ``gateway_seconds`` beside its iterations: HTTP, text, routing and messages."""
 
     name: str
     about: str
@@ -107,6 +110,7 @@ class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     block_tokens: int = 64
     staging_chunk: int = 64 << 20
     targets: ServiceTargets | None = None
+    gateway_seconds: Quantity = NOTHING
 
 
 def profiles() -> tuple[str, ...]:
@@ -130,6 +134,21 @@ def load_hardware(name_or_path: str | Path) -> Hardware:
     return hardware
 
 
+def save_hardware(path: Path, hardware: Hardware) -> None:
+    """Write a profile as ``load_hardware`` reads it, without what is left at its default."""
+    path.write_bytes(msgspec.yaml.encode(_told(hardware)))
+
+
+def _told(part: object) -> object:
+    if isinstance(part, dict):
+        return {name: _told(value) for name, value in part.items()}
+    if not isinstance(part, msgspec.Struct):
+        return part
+    defaults = {f.name: f.default for f in msgspec.structs.fields(part)}
+    values = {name: getattr(part, name) for name in defaults}
+    return {name: _told(value) for name, value in values.items() if value != defaults[name]}
+
+
 def quantities(part: object, path: str = "") -> Iterator[tuple[str, Quantity]]:
     """Every number of a profile with its dotted name, in the order of the fields."""
     if isinstance(part, Quantity):
@@ -151,7 +170,7 @@ def _check(hardware: Hardware) -> None:
         if getattr(hardware, name) < 1:
             raise FieldError(name, "must be at least 1")
     for name, rate in quantities(hardware.rates, "rates"):
-        if rate.value <= 0:
+        if rate.value <= 0 and (rate != NOTHING or name != "rates.kv_h2d"):
             raise FieldError(name, "must be above 0")
     if hardware.staging_share.value > 1:
         raise FieldError("staging_share", "is a part of the rate; write at most 1")
