@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -38,11 +39,12 @@ class ChangeLog:
     def __init__(self) -> None:
         self._rows: list[_Row] = []
 
-    def stored(self, revision: str, parent: bytes, key: bytes) -> None:
+    def stored(self, revision: str, parent: bytes, keys: Sequence[bytes]) -> None:
+        """Consecutive keys, the first after ``parent``."""
         row = self._last(revision)
         if row is None or row.parent is None or row.keys[-1] != parent:
             row = self._begin(revision, parent)
-        row.keys.append(key)
+        row.keys.extend(keys)
 
     def removed(self, revision: str, key: bytes) -> None:
         row = self._last(revision)

@@ -10,62 +10,28 @@ Every slab is free or belongs to one block, and every block is in one of these p
 
 A block is *held* by pins (a copy from or to it is under way) and by references (a saved call
 will come back for it), counted apart; a block that is being copied has one pin. Only published
-blocks that nobody holds are evicted.
+blocks that nobody holds are evicted, those of one row from its end.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from itertools import islice, repeat
 from typing import Final
 
 from alipes.instance.memory.changes import ChangeLog, HostChange
-
-
-@dataclass(slots=True, eq=False)
-class HostBlock:
-    """One block of a model on the host; only the registry changes it. ``key`` names the whole
-    prefix that ends in it; without one only its owner can use it. ``slabs`` are in the order in
-    which the block's bytes fill them, and empty once the block is gone."""
-
-    revision: str
-    key: bytes | None
-    parent: bytes
-    slabs: tuple[int, ...]
-    pins: int = 1
-    references: int = 0
-    complete: bool = False
-    access: int = 0
-    queued: bool = field(default=False, repr=False)
-
-    @property
-    def published(self) -> bool:
-        return self.complete and self.key is not None and bool(self.slabs)
-
-    @property
-    def held(self) -> bool:
-        return self.pins > 0 or self.references > 0
-
+from alipes.instance.memory.rows import HostBlock, Row, name_of, rows_of
+from alipes.instance.memory.slabs import FreeSlabs
 
 Priority = Callable[[HostBlock], tuple[int, ...]]
-"""Sort key of a block that could be evicted; the smallest goes first."""
+"""Sort key of a block that could be evicted; the smallest goes first. Of one path no block comes
+before one that follows it."""
 
 
 def least_recent(block: HostBlock) -> tuple[int, ...]:
     return (block.access,)
-
-
-@dataclass(slots=True)
-class Kept:
-    """Blocks that nobody holds and that are not to be evicted now, by ``id``."""
-
-    ids: set[int] = field(default_factory=set)
-    slabs: int = 0
-
-    def add(self, block: HostBlock) -> None:
-        self.ids.add(id(block))
-        self.slabs += len(block.slabs)
 
 
 class HostRegistry:
@@ -76,26 +42,24 @@ class HostRegistry:
         self.total: Final = slabs
         self.evicted = 0
         self._priority = priority
-        self._keyed: dict[tuple[str, bytes], HostBlock] = {}
-        # Slabs given back, in a heap, and all those never used yet, which are above them: the
-        # lowest go first, so that a block's slabs are neighbours where that is possible.
-        self._returned: list[int] = []
-        self._unused = 0
+        self._keyed: defaultdict[str, dict[bytes, HostBlock]] = defaultdict(dict)
+        self._published: defaultdict[str, dict[bytes, HostBlock]] = defaultdict(dict)
+        self._slabs = FreeSlabs(slabs)
         self._held = 0
         self._clock = 0
         self._order = 0
-        # Each block is there at most once, with the priority it had then: one that has risen since
-        # is found out when its turn seems to have come.
-        self._queue: list[tuple[tuple[int, ...], int, HostBlock]] = []
+        # Each row is there at most once, with the priority its last block had then: one that has
+        # risen since is found out when its turn seems to have come.
+        self._queue: list[tuple[tuple[int, ...], int, Row]] = []
         self._log = ChangeLog()
 
     @property
     def free(self) -> int:
-        return len(self._returned) + self.total - self._unused
+        return self._slabs.count
 
     @property
     def used(self) -> int:
-        return self._unused - len(self._returned)
+        return self.total - self._slabs.count
 
     @property
     def held(self) -> int:
@@ -104,37 +68,36 @@ class HostRegistry:
 
     def find(self, revision: str, key: bytes) -> HostBlock | None:
         """The block of this key, be it published or still being copied."""
-        return self._keyed.get((revision, key))
+        return self._keyed[revision].get(key)
+
+    def missing(self, revision: str, keys: Iterable[bytes]) -> list[int]:
+        """The places of keys whose blocks are not here, published or still being copied."""
+        known = self._keyed[revision]
+        return [place for place, key in enumerate(keys) if key not in known]
 
     def match(self, revision: str, keys: Iterable[bytes]) -> list[HostBlock]:
         """Published blocks of the longest beginning of a path; ``keys`` is read no further."""
-        blocks: list[HostBlock] = []
-        for key in keys:
-            block = self._keyed.get((revision, key))
-            if block is None or not block.published:
-                break
-            blocks.append(block)
-        return blocks
+        return _until_none(self._published[revision].get, keys)
 
     def touch(self, blocks: Sequence[HostBlock]) -> None:
         """Note that this path was used: its end will be evicted before its start."""
-        _require(blocks, lambda block: True, "")
-        for block in reversed(blocks):
-            self._clock += 1
-            block.access = self._clock
-            self._enqueue(block)
+        rows = self._rows(blocks)
+        self._clock += len(blocks)
+        self._stamp(rows, self._clock - len(blocks))
 
     def reserve(
         self, revision: str, key: bytes | None, slabs: int, parent: bytes = b""
     ) -> HostBlock | None:
         """A new block that is about to be copied, pinned and not matchable, evicting others as
         needed; None, with nothing changed, when too much is held."""
-        if key is not None and (revision, key) in self._keyed:
+        if key is not None and key in self._keyed[revision]:
             raise ValueError(f"block {key.hex()} of {revision} is on the host already")
+        row = self._add(revision, parent, [key], slabs)
+        if row is None:
+            return None
         self._clock += 1
-        return self._reserve(
-            HostBlock(revision, key, parent, (), access=self._clock), slabs, Kept()
-        )
+        row.access = self._clock
+        return row.blocks[0]
 
     def reserve_path(
         self, revision: str, parent: bytes, keys: Sequence[bytes], slabs: int
@@ -142,64 +105,72 @@ class HostRegistry:
         """Blocks of the longest beginning of a path after ``parent`` that the host has or has
         room for, ``slabs`` each, and the places in it of those that are new and must be copied.
         No part of the path is evicted for another."""
-        path: list[HostBlock] = []
-        new: list[int] = []
-        kept = Kept()
-        last = self._clock = self._clock + len(keys)
-        for place, key in enumerate(keys):
-            known = self._keyed.get((revision, key))
-            block = known or self._reserve(HostBlock(revision, key, parent, ()), slabs, kept)
-            if block is None:
-                break
-            if known is None:
-                new.append(place)
-            elif not known.held:
-                kept.add(known)
-            block.access = last - place
-            self._enqueue(block)
-            path.append(block)
-            parent = key
+        self._clock += len(keys)
+        rows, new = self._take_path(revision, parent, keys, slabs)
+        path = [block for row in rows for block in row.blocks]
+        self._stamp(rows, self._clock - len(path))
+        self._count(rows, 0, -1)
+        return path, new
+
+    def hold_path(
+        self, revision: str, parent: bytes, keys: Sequence[bytes], private: int, slabs: int
+    ) -> tuple[list[HostBlock], list[int]] | None:
+        """As ``reserve_path`` for a saved call, which refers to all of it: the whole path, and
+        ``private`` more blocks; None, with nothing changed, when too much is held."""
+        found = filter(None, map(self._keyed[revision].get, keys))
+        there = self._rows(list(found))
+        needed = len(keys) + private - sum(len(row.blocks) for row in there if row.held)
+        if needed * slabs > self.total - self._held:
+            return None
+        # What is here cannot be evicted for what is new.
+        self._count(there, 0, 1)
+        rows, new = self._take_path(revision, parent, keys, slabs)
+        self._count(there, 0, -1)
+        if private and (own := self._add(revision, b"", [None] * private, slabs)) is not None:
+            own.references += 1
+            rows.append(own)
+            new.extend(range(len(keys), len(keys) + private))
+        path = [block for row in rows for block in row.blocks]
+        self._clock += len(path)
+        self._stamp(rows, self._clock - len(path))
         return path, new
 
     def commit(self, blocks: Sequence[HostBlock]) -> None:
         """The copies of these blocks have ended: publish those with a key. A private one that
         nobody refers to any more is freed."""
-        _require(blocks, lambda block: not block.complete, "is not being copied")
-        for block in blocks:
-            block.complete = True
-            if block.key is not None:
-                self._log.stored(block.revision, block.parent, block.key)
-            self._count(block, -1, 0)
+        rows = self._those(blocks, lambda row: not row.complete, "is not being copied")
+        for row in rows:
+            row.complete = True
+            if not row.private:
+                keys = _keys(row.blocks)
+                first = row.blocks[0]
+                self._published[first.revision].update(zip(keys, row.blocks, strict=True))
+                self._log.stored(first.revision, first.parent, keys)
+        self._count(rows, -1, 0)
 
     def abort(self, blocks: Sequence[HostBlock]) -> None:
         """The copies of these blocks will not be made: free them. Drop references first."""
         idle = "is not being copied, or a saved call refers to it"
-        _require(blocks, lambda block: not block.complete and not block.references, idle)
-        for block in blocks:
-            self._count(block, -1, 0)
+        rows = self._those(blocks, lambda row: not row.complete and not row.references, idle)
+        self._count(rows, -1, 0)
 
     def pin(self, blocks: Sequence[HostBlock]) -> None:
         """Copies from these blocks begin."""
-        _require(blocks, lambda block: block.complete, "is still being copied")
-        for block in blocks:
-            self._count(block, 1, 0)
+        rows = self._those(blocks, lambda row: row.complete, "is still being copied")
+        self._count(rows, 1, 0)
 
     def unpin(self, blocks: Sequence[HostBlock]) -> None:
-        _require(blocks, lambda block: block.complete and block.pins > 0, "has no such pin")
-        for block in blocks:
-            self._count(block, -1, 0)
+        fits = "has no such pin"
+        self._count(self._those(blocks, lambda row: row.complete and row.pins > 0, fits), -1, 0)
 
     def hold(self, blocks: Sequence[HostBlock]) -> None:
         """A saved call refers to these blocks, whose copies may be under way."""
-        _require(blocks, lambda block: True, "")
-        for block in blocks:
-            self._count(block, 0, 1)
+        self._count(self._rows(blocks), 0, 1)
 
     def drop(self, blocks: Sequence[HostBlock]) -> None:
         """Undo one ``hold``; a private block goes with the last one."""
-        _require(blocks, lambda block: block.references > 0, "has no reference")
-        for block in blocks:
-            self._count(block, 0, -1)
+        rows = self._those(blocks, lambda row: row.references > 0, "has no reference")
+        self._count(rows, 0, -1)
 
     def take_changes(self) -> tuple[HostChange, ...]:
         """What was published and evicted since this was last asked, in order."""
@@ -208,79 +179,149 @@ class HostRegistry:
     def known(self) -> tuple[HostChange, ...]:
         """All that can be matched now, as ``take_changes`` would tell it."""
         log = ChangeLog()
-        for block in self._keyed.values():
-            if block.published and block.key is not None:
-                log.stored(block.revision, block.parent, block.key)
+        for revision, published in self._published.items():
+            for key, block in published.items():
+                log.stored(revision, block.parent, (key,))
         return log.take()
 
-    def _count(self, block: HostBlock, pins: int, references: int) -> None:
-        before = block.held
-        block.pins += pins
-        block.references += references
-        self._held += (block.held - before) * len(block.slabs)
-        if not block.held and not block.published:
-            self._free(block)
-        self._enqueue(block)
+    # --- rows ----------------------------------------------------------------------------------
 
-    def _enqueue(self, block: HostBlock) -> None:
-        if block.queued or block.held or not block.slabs:
-            return
-        block.queued = True
-        self._order += 1
-        heapq.heappush(self._queue, (self._priority(block), self._order, block))
+    def _rows(self, blocks: Sequence[HostBlock]) -> list[Row]:
+        return rows_of(blocks, self._enqueue)
 
-    def _reserve(self, block: HostBlock, slabs: int, kept: Kept) -> HostBlock | None:
-        """Give a new block its slabs; those ``kept`` are not evicted for it."""
+    def _those(
+        self, blocks: Sequence[HostBlock], fit: Callable[[Row], bool], otherwise: str
+    ) -> list[Row]:
+        """The rows of the blocks, all of which must ``fit``."""
+        rows = self._rows(blocks)
+        for row in rows:
+            if not fit(row):
+                raise ValueError(f"{name_of(row.blocks[0])} {otherwise}")
+        return rows
+
+    def _count(self, rows: Iterable[Row], pins: int, references: int) -> None:
+        for row in rows:
+            before = row.held
+            row.pins += pins
+            row.references += references
+            self._held += (row.held - before) * row.slabs
+            if row.held:
+                continue
+            if row.private or not row.complete:
+                blocks, row.blocks = row.blocks, []
+                self._forget(blocks)
+            self._enqueue(row)
+
+    def _stamp(self, rows: Sequence[Row], access: int) -> None:
+        """The blocks of a path were used, its end right after ``access``."""
+        for row in reversed(rows):
+            row.access = access + 1
+            access += len(row.blocks)
+            self._enqueue(row)
+
+    def _take_path(
+        self, revision: str, parent: bytes, keys: Sequence[bytes], slabs: int
+    ) -> tuple[list[Row], list[int]]:
+        """The rows of the longest beginning that is here or has room, each referred to once more,
+        and the places of what is new."""
+        known = self._keyed[revision]
+        rows: list[Row] = []
+        new: list[int] = []
+        place = 0
+        while place < len(keys):
+            if there := _until_none(known.get, islice(keys, place, None)):
+                self._count(found := self._rows(there), 0, 1)
+                rows += found
+                place += len(there)
+                continue
+            end = next((at for at in range(place, len(keys)) if keys[at] in known), len(keys))
+            before = keys[place - 1] if place else parent
+            row = self._add(revision, before, keys[place:end], slabs)
+            if row is None:
+                break
+            row.references += 1
+            rows.append(row)
+            new.extend(range(place, place + len(row.blocks)))
+            place += len(row.blocks)
+            if place < end:
+                break
+        return rows, new
+
+    def _add(
+        self, revision: str, parent: bytes, keys: Sequence[bytes | None], slabs: int
+    ) -> Row | None:
+        """A new row of the longest beginning of ``keys``, all of them None or none, that there is
+        room for; None without any."""
         if slabs < 1:
             raise ValueError(f"a block has at least one slab, not {slabs}")
-        if slabs > self.total - self._held - kept.slabs:
+        keys = keys[: (self.total - self._held) // slabs]
+        if not keys:
             return None
-        while self.free < slabs:
-            self._evict(kept)
-        block.slabs = self._take(slabs)
-        self._held += slabs
-        if block.key is not None:
-            self._keyed[block.revision, block.key] = block
-        return block
+        self._make_room(len(keys) * slabs)
+        row = Row(slabs, self._clock)
+        each = iter(self._slabs.take(len(keys) * slabs))
+        parents = (parent, *(key or b"" for key in keys[:-1]))
+        places = zip(*[each] * slabs, strict=True)
+        row.blocks = list(map(HostBlock, repeat(revision), keys, parents, places, repeat(row)))
+        self._held += row.slabs
+        if not row.private:
+            self._keyed[revision].update(zip(_keys(row.blocks), row.blocks, strict=True))
+        return row
 
-    def _evict(self, kept: Kept) -> None:
-        passed: list[HostBlock] = []
+    # --- eviction ------------------------------------------------------------------------------
+
+    def _enqueue(self, row: Row) -> None:
+        if row.queued or row.held or not row.blocks:
+            return
+        row.queued = True
+        self._order += 1
+        heapq.heappush(self._queue, (self._priority(row.blocks[-1]), self._order, row))
+
+    def _make_room(self, slabs: int) -> None:
+        """Evict until so many slabs are free."""
+        gone: list[HostBlock] = []
+        missing = slabs - self._slabs.count
+        while missing > 0:
+            row = self._next_row()
+            while missing > 0 and row.blocks and self._is_next(row.blocks[-1]):
+                gone.append(row.blocks.pop())
+                row.access += 1
+                missing -= row.size
+            self._enqueue(row)
+        for block in gone:
+            assert block.key is not None
+            self._log.removed(block.revision, block.key)
+        self.evicted += len(gone)
+        self._forget(gone)
+
+    def _next_row(self) -> Row:
+        """Take the row out of the queue whose last block is to be evicted next."""
         while True:
-            priority, _, block = heapq.heappop(self._queue)
-            block.queued = False
-            if id(block) in kept.ids:
-                passed.append(block)
-            elif self._priority(block) != priority:
-                self._enqueue(block)
-            elif not block.held:
-                break
-        assert block.key is not None
-        self._log.removed(block.revision, block.key)
-        self.evicted += 1
-        self._free(block)
-        for other in passed:
-            self._enqueue(other)
+            priority, _, row = heapq.heappop(self._queue)
+            row.queued = False
+            if row.held or not row.blocks:
+                continue
+            if self._priority(row.blocks[-1]) == priority:
+                return row
+            self._enqueue(row)
 
-    def _take(self, count: int) -> tuple[int, ...]:
-        returned = min(count, len(self._returned))
-        slabs = [heapq.heappop(self._returned) for _ in range(returned)]
-        slabs.extend(range(self._unused, self._unused + count - returned))
-        self._unused += count - returned
-        return tuple(slabs)
+    def _is_next(self, block: HostBlock) -> bool:
+        return not self._queue or self._priority(block) <= self._queue[0][0]
 
-    def _free(self, block: HostBlock) -> None:
-        if block.key is not None:
-            del self._keyed[block.revision, block.key]
-        for slab in block.slabs:
-            heapq.heappush(self._returned, slab)
-        block.slabs = ()
+    def _forget(self, blocks: Sequence[HostBlock]) -> None:
+        """These blocks are in no row any more."""
+        self._slabs.give(block.slabs for block in blocks)
+        for block in blocks:
+            block.slabs = ()
+            if block.key is not None:
+                del self._keyed[block.revision][block.key]
+                self._published[block.revision].pop(block.key, None)
 
 
-def _require(
-    blocks: Sequence[HostBlock], fits: Callable[[HostBlock], bool], otherwise: str
-) -> None:
-    for block in blocks:
-        if not block.slabs or not fits(block):
-            name = "private" if block.key is None else block.key.hex()
-            why = otherwise if block.slabs else "is gone from the host"
-            raise ValueError(f"block {name} of {block.revision} {why}")
+def _until_none(get: Callable[[bytes], HostBlock | None], keys: Iterable[bytes]) -> list[HostBlock]:
+    # Stops at the first None, without a loop in Python: paths have thousands of blocks.
+    return list(iter(map(get, keys).__next__, None))
+
+
+def _keys(blocks: Sequence[HostBlock]) -> list[bytes]:
+    return [block.key for block in blocks if block.key is not None]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from alipes.instance.contract import BlocksStored, InstanceSettings
 from alipes.instance.memory.prefix import matchable_blocks
-from alipes.instance.memory.registry import HostBlock
+from alipes.instance.memory.rows import HostBlock
 from alipes.instance.scheduler.host import Copying, HostKv
 from alipes.instance.scheduler.model import ModelState
 from alipes.instance.scheduler.restoring import Restoring
@@ -153,7 +153,7 @@ class ActiveModel:
 
     def take_restore(self) -> Restore | None:
         """The copies that must be made before anything else is computed."""
-        return self._restoring.work() if self._restoring.copies else None
+        return self._restoring.work() if self._restoring.devices else None
 
     def restored(self, failed: bool) -> tuple[Restoring, tuple[BlocksStored, ...]]:
         """The copies were made, or could not be: then the calls are computed instead."""
@@ -207,7 +207,7 @@ class ActiveModel:
             call.move(CallState.SAVED)
             del self.state.resident[call.call.call_id]
             self.state.saved[call.call.call_id] = call
-        return self._host.begin(copying) if copying.copies else None
+        return self._host.begin(copying) if copying.blocks else None
 
     # --- who goes ------------------------------------------------------------------------------
 

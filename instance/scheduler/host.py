@@ -8,9 +8,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from alipes.instance.contract import BlocksRemoved, BlocksStored, ModelReport, Tier
-from alipes.instance.engine.protocol import BlockCopy, HostSlabs
+from alipes.instance.engine.protocol import HostSlabs
 from alipes.instance.memory.changes import HostChange, HostStored
-from alipes.instance.memory.registry import HostBlock, HostRegistry
+from alipes.instance.memory.registry import HostRegistry
+from alipes.instance.memory.rows import HostBlock, slabs_of
 from alipes.instance.scheduler.sequence import Sequence
 from alipes.instance.scheduler.work import Checkpoint
 
@@ -19,13 +20,14 @@ from alipes.instance.scheduler.work import Checkpoint
 class Copying:
     """Copies to the host that are under way; the ``device`` blocks are held until they end."""
 
-    copies: list[BlockCopy] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
     blocks: list[HostBlock] = field(default_factory=list)
     device: list[int] = field(default_factory=list)
 
-    def add(self, device: int, block: HostBlock) -> None:
-        self.copies.append(BlockCopy(device, block.slabs))
-        self.blocks.append(block)
+    def add(self, device: list[int], blocks: list[HostBlock], places: list[int]) -> None:
+        """``device`` and host ``blocks`` of one path, of which those at ``places`` are copied."""
+        self.sources += [device[place] for place in places]
+        self.blocks += [blocks[place] for place in places]
 
 
 class HostKv:
@@ -87,48 +89,35 @@ class HostKv:
             if spare < full:
                 keys = self._affordable(call.call.model, keys, spare)
             path, new = self._reserve(call, keys)
-            spare -= len(new)
-            for place in new:
-                copying.add(call.blocks[place], path[place])
+            spare = max(0, spare - len(new))
+            copying.add(call.blocks, path, new)
             # All of the path, so that it comes back to the pool in its order.
             copying.device.extend(call.blocks[:full] if new else ())
-        return copying if copying.copies else None
+        return copying if copying.blocks else None
 
     def save(self, call: Sequence, copying: Copying) -> bool:
         """Reserve all that a running call needs to be resumed; False, with nothing changed, where
         there is no room for it."""
-        registry, model = self.registry, call.call.model
-        revision = self._revision[model]
+        model = call.call.model
         full, rest = divmod(call.computed, self._block_tokens)
-        needed = full + (rest > 0)
-        keys: list[bytes | None] = [None] * needed
-        if self._shared:
-            keys[:full] = call.extend_path(full, self._block_tokens)[:full]
-        found = [registry.find(revision, key) if key is not None else None for key in keys]
-        held = sum(1 for block in found if block is not None and block.held)
-        if needed == 0 or needed - held > self.room(model):
+        if call.computed == 0:
             return False
-        # What is held cannot be evicted for what is new.
-        registry.hold([block for block in found if block is not None])
-        for place, block in enumerate(found):
-            if block is not None:
-                call.saved.append(block)
-                continue
-            parent = keys[place - 1] if place else call.call.root
-            new = registry.reserve(revision, keys[place], self._slabs[model], parent or b"")
-            if new is None:
-                raise RuntimeError("the host has less room than was counted")
-            registry.hold([new])
-            copying.add(call.blocks[place], new)
-            call.saved.append(new)
-        registry.touch(call.saved)
+        keys = call.extend_path(full, self._block_tokens)[:full] if self._shared else []
+        private = full - len(keys) + (rest > 0)
+        saved = self.registry.hold_path(
+            self._revision[model], call.call.root, keys, private, self._slabs[model]
+        )
+        if saved is None:
+            return False
+        call.saved, new = saved
+        copying.add(call.blocks, call.saved, new)
         return True
 
     def begin(self, copying: Copying) -> Checkpoint:
         """Copies for the engine to begin now; their end is told to ``ended`` or ``failed``."""
         ticket = next(self._tickets)
         self._copying[ticket] = copying
-        return Checkpoint(ticket, tuple(copying.copies))
+        return Checkpoint(ticket, tuple(copying.sources), slabs_of(copying.blocks))
 
     def ended(self, ticket: int) -> Copying:
         copying = self._copying.pop(ticket)
@@ -160,12 +149,8 @@ class HostKv:
 
     def _affordable(self, model: str, keys: list[bytes], spare: int) -> list[bytes]:
         """The beginning of a path of which the host lacks no more than ``spare`` blocks."""
-        for place, key in enumerate(keys):
-            if self.registry.find(self._revision[model], key) is None:
-                if spare <= 0:
-                    return keys[:place]
-                spare -= 1
-        return keys
+        missing = self.registry.missing(self._revision[model], keys)
+        return keys[: missing[spare]] if spare < len(missing) else keys
 
     # --- what there is to tell -----------------------------------------------------------------
 

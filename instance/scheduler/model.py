@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from alipes.instance.contract import InstanceSettings, Load, ModelReport
 from alipes.instance.memory.prefix import matchable_blocks
-from alipes.instance.memory.registry import HostBlock
+from alipes.instance.memory.rows import HostBlock
 from alipes.instance.scheduler.budget import Demand
 from alipes.instance.scheduler.host import HostKv
 from alipes.instance.scheduler.profile import CostProfile

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from alipes.instance.engine.protocol import BlockCopy
-from alipes.instance.memory.registry import HostBlock
+from alipes.instance.memory.rows import HostBlock, slabs_of
 from alipes.instance.scheduler.sequence import Sequence
 from alipes.instance.scheduler.work import Restore
 
@@ -15,7 +14,7 @@ class Restoring:
     """What one ``Restore`` will do: ``calls`` own or share the blocks that it fills, ``sources``
     are pinned. ``resumes`` tells that it brings saved calls back."""
 
-    copies: list[BlockCopy] = field(default_factory=list)
+    devices: list[int] = field(default_factory=list)
     sources: list[HostBlock] = field(default_factory=list)
     calls: list[Sequence] = field(default_factory=list)
     tokens: int = 0
@@ -23,10 +22,9 @@ class Restoring:
 
     def add(self, call: Sequence, sources: list[HostBlock], first: int, tokens: int) -> None:
         """``sources`` fill the call's blocks from ``first`` on with the state of ``tokens``."""
-        for device, source in zip(call.blocks[first:], sources, strict=True):
-            self.copies.append(BlockCopy(device, source.slabs))
-        self.sources.extend(sources)
+        self.devices += call.blocks[first:]
+        self.sources += sources
         self.tokens += tokens
 
     def work(self) -> Restore:
-        return Restore(tuple(self.copies), self.tokens)
+        return Restore(tuple(self.devices), slabs_of(self.sources), self.tokens)

@@ -11,7 +11,7 @@ import numpy as np
 
 from alipes.instance.contract import KEY_BYTES, FinishReason, Submit, TokenIds, chain_keys
 from alipes.instance.engine.protocol import Draw, Row
-from alipes.instance.memory.registry import HostBlock
+from alipes.instance.memory.rows import HostBlock
 
 KEYS_AHEAD: Final = 64
 

@@ -18,10 +18,15 @@ from alipes.instance.engine.protocol import BlockCopy
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """Blocks of the active model to be copied to the host while the engine goes on; its end is
-    reported to ``copied`` under ``ticket``."""
+    reported to ``copied`` under ``ticket``. ``slabs`` has those of each of the ``devices``."""
 
     ticket: int
-    copies: tuple[BlockCopy, ...]
+    devices: tuple[int, ...]
+    slabs: tuple[tuple[int, ...], ...]
+
+    @property
+    def copies(self) -> tuple[BlockCopy, ...]:
+        return tuple(map(BlockCopy, self.devices, self.slabs))
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +41,15 @@ class Switch:
 @dataclass(frozen=True, slots=True)
 class Restore:
     """Copy blocks from the host to the device, for saved calls or for the prefixes of new ones
-    (``tokens`` in all)."""
+    (``tokens`` in all). ``slabs`` has those of each of the ``devices``."""
 
-    copies: tuple[BlockCopy, ...]
+    devices: tuple[int, ...]
+    slabs: tuple[tuple[int, ...], ...]
     tokens: int
+
+    @property
+    def copies(self) -> tuple[BlockCopy, ...]:
+        return tuple(map(BlockCopy, self.devices, self.slabs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -367,7 +367,7 @@ class SimulatedInstance:
     # --- copies and messages ---------------------------------------------------------------------
 
     def _begin_copy(self, checkpoint: Checkpoint, now: int) -> None:
-        tokens = len(checkpoint.copies) * self._block_tokens
+        tokens = len(checkpoint.devices) * self._block_tokens
         costs = self._costs[self.scheduler.active_model]
         self._copier.begin(checkpoint.ticket, costs.checkpoint(tokens), now)
 

@@ -28,7 +28,8 @@ from alipes.instance.contract import (
 )
 from alipes.instance.engine.native.engine import NativeEngine
 from alipes.instance.engine.protocol import BlockCopy, Draw, Row
-from alipes.instance.memory.registry import HostBlock, HostRegistry
+from alipes.instance.memory.registry import HostRegistry
+from alipes.instance.memory.rows import HostBlock
 
 GREEDY = Sampling(temperature=0)
 BLOCK = 64

@@ -562,7 +562,7 @@ class Driver:
         references = Counter(id(block) for call in saved for block in call.saved)
         copying = {t: c.blocks for t, c in self.scheduler._host._copying.items()}
         assert set(copying) == set(self.engine.copying)
-        blocks = {id(b): b for b in registry._keyed.values()}
+        blocks = {id(b): b for known in registry._keyed.values() for b in known.values()}
         blocks |= {id(b): b for call in saved for b in call.saved}
         blocks |= {id(b): b for moving in copying.values() for b in moving}
         moving = {id(b) for blocks in copying.values() for b in blocks}

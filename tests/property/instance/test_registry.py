@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from alipes.instance.memory.changes import HostChange, HostRemoved
-from alipes.instance.memory.registry import HostBlock, HostRegistry
+from alipes.instance.memory.registry import HostRegistry
+from alipes.instance.memory.rows import HostBlock
 
 REVISIONS = ("p", "q")
 SLABS = {"p": 2, "q": 3}
@@ -117,6 +118,36 @@ class Registry(RuleBasedStateMachine):
         self.slow.use(copies)
         for copy in copies:
             copy.references -= 1
+
+    @rule(
+        word=st.text("ab", max_size=5),
+        private=st.integers(0, 2),
+        revision=st.sampled_from(REVISIONS),
+    )
+    def save(self, word: str, private: int, revision: str) -> None:
+        """A path that a saved call refers to: all of it or nothing."""
+        size = SLABS[revision]
+        keys = [word[:end].encode() for end in range(1, len(word) + 1)]
+        found = [self.slow.of(revision, key) for key in keys]
+        held = sum(copy is not None and copy.held for copy in found)
+        room = self.slow.total - self.slow.used(held_only=True)
+        saved = self.registry.hold_path(revision, b"root", keys, private, size)
+        assert (saved is not None) == ((len(keys) + private - held) * size <= room)
+        if saved is None:
+            return
+        path, new = saved
+        slots = [*found, *[None] * private]
+        assert new == [place for place, copy in enumerate(slots) if copy is None]
+        copies = [copy for copy in found if copy is not None]
+        for copy in copies:
+            copy.references += 1
+        for place in new:
+            assert self.slow.make_room(size)
+            added = self.added(path[place], revision, keys[place] if place < len(keys) else None)
+            added.references += 1
+            copies.insert(place, added)
+        assert path == [copy.block for copy in copies]
+        self.slow.use(copies)
 
     @rule(revision=st.sampled_from(REVISIONS), key=st.none() | st.sampled_from([b"a", b"z"]))
     def reserve(self, revision: str, key: bytes | None) -> None:

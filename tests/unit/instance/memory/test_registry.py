@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 
 from alipes.instance.memory.changes import HostRemoved, HostStored
-from alipes.instance.memory.registry import HostBlock, HostRegistry
+from alipes.instance.memory.registry import HostRegistry
+from alipes.instance.memory.rows import HostBlock
 
 A, B, C, D = b"a", b"b", b"c", b"d"
 
@@ -83,7 +84,8 @@ def test_a_priority_function_decides_who_is_evicted() -> None:
         return (counts[block.key], block.access)
 
     registry = HostRegistry(2, counted_last)
-    stored(registry, B, A)
+    stored(registry, A)
+    stored(registry, B)
     reserved(registry, None)
     assert registry.match("r", [A]) != []
 
