@@ -19,7 +19,14 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from matplotlib.ticker import (
+    FixedLocator,
+    FuncFormatter,
+    LogLocator,
+    MaxNLocator,
+    NullFormatter,
+    NullLocator,
+)
 
 from alipes.replay.reports.form import Areas, Bars, Box, Boxes, Lines, Panel
 from alipes.replay.reports.palette import LIGHT
@@ -34,6 +41,8 @@ FRAME: Final = 68
 """Height of the title, the axis and its label; BOTTOM of the latter two."""
 BOTTOM: Final = 44
 LEFT: Final = 56
+STROKES: Final[dict[str, Any]] = {"line": "-", "dashed": (0, (4, 2)), "dotted": (0, (1.2, 1.2))}
+NAME_LINES: Final = 3
 LETTER: Final = 6.4
 """Units that a letter takes on average, at most."""
 POINTS_A_UNIT: Final = 72
@@ -109,7 +118,7 @@ def _frame(panel: Panel, height: int) -> tuple[float, float, float, float]:
     left: float = LEFT
     if isinstance(panel, Bars | Boxes):
         lines = [line for name in _names(panel) for line in _wrapped(name).splitlines()]
-        left = 10 + LETTER * max(map(len, lines))
+        left = 10 + LETTER * max(map(len, lines), default=0)
     return left / WIDTH, BOTTOM / height, (WIDTH - left - 10) / WIDTH, (height - FRAME) / height
 
 
@@ -120,7 +129,7 @@ def _names(panel: Bars | Boxes) -> tuple[str, ...]:
 
 
 def _wrapped(name: str) -> str:
-    return textwrap.fill(name, 18)
+    return textwrap.fill(name, 18, max_lines=NAME_LINES, placeholder=" …")
 
 
 def _inside(svg: str) -> str:
@@ -153,7 +162,7 @@ def _lines(panel: Lines, axes: Axes) -> None:
             one.x,
             one.y,
             color=LIGHT[one.colour],
-            linestyle=(0, (4, 2)) if one.dashed else "-",
+            linestyle=STROKES[one.stroke],
             drawstyle="steps-post" if panel.stepped else "default",
             marker="o" if panel.dots else "",
             markersize=4.5,
@@ -198,21 +207,24 @@ def _mark(axes: Axes, axis: str, at: float, text: str, colour: str) -> None:
 
 
 def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
-    axes.set_xscale("log")
     low, high = min(values), max(values)
+    axes.set_xlim(low / 1.15, high * 1.15)
+    axes.set_xscale("log")
     narrow = high < 30 * low
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,)))
     axes.xaxis.set_minor_locator(NullLocator() if narrow else LogLocator(subs=range(2, 10)))
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.xaxis.set_major_formatter(FuncFormatter(_tick))
-    axes.set_xlim(low / 1.15, high * 1.15)
 
 
 @_paint.register
 def _areas(panel: Areas, axes: Axes) -> None:
+    x = panel.layers[0].x
+    only = len(x) == 1
     axes.stackplot(
-        panel.layers[0].x,
-        [layer.y for layer in panel.layers],
+        # A single point would have no width.
+        (x[0] - 0.5, x[0] + 0.5) if only else x,
+        [layer.y * 2 if only else layer.y for layer in panel.layers],
         colors=[LIGHT[layer.colour] for layer in panel.layers],
         linewidth=0,
     )
@@ -220,7 +232,7 @@ def _areas(panel: Areas, axes: Axes) -> None:
     axes.margins(x=0)
     axes.set_ylim(0, panel.top * 1.03)
     axes.grid(True, axis="y")
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    axes.xaxis.set_major_locator(FixedLocator(x) if only else MaxNLocator(6, integer=True))
     axes.yaxis.set_major_formatter(FuncFormatter(_tick))
 
 

@@ -19,6 +19,9 @@ class Interval(msgspec.Struct, frozen=True, array_like=True):
     high: float
 
 
+Stroke = Literal["line", "dashed", "dotted"]
+
+
 class Series(msgspec.Struct, frozen=True):
     """Points to be joined in their order. ``colour`` is a key of ``palette.LIGHT``."""
 
@@ -26,7 +29,7 @@ class Series(msgspec.Struct, frozen=True):
     colour: str
     x: tuple[float, ...]
     y: tuple[float, ...]
-    dashed: bool = False
+    stroke: Stroke = "line"
 
 
 class Mark(msgspec.Struct, frozen=True):

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from alipes.replay.records import CallRecord
-from alipes.replay.reports.palette import series_colour
+from alipes.replay.reports.form import Stroke
+from alipes.replay.reports.palette import series_colour, series_stroke
 from alipes.replay.reports.sessions import SessionResult, planned_calls, session_results
 from alipes.replay.runs import Run
 
@@ -39,7 +40,7 @@ class Group:
     name: str
     label: str
     colour: str
-    dashed: bool
+    stroke: Stroke
     runs: tuple[Run, ...]
     sessions: tuple[SessionResult, ...]
     calls: tuple[CallRecord, ...]
@@ -60,13 +61,13 @@ def group_runs(runs: Sequence[Run]) -> tuple[Group, ...]:
     planned = planned_calls(runs)
     varied = _varied(found)
     mixed = len({kind for _, kind, _ in found}) > 1
-    colours: dict[str, str] = {}
+    numbers: dict[str, int] = {}
     groups = []
     for key in sorted(found, key=lambda key: _order(key, list(found))):
         bare = _name(key, varied)
-        colour = colours.setdefault(bare, series_colour(len(colours)))
+        number = numbers.setdefault(bare, len(numbers))
         sweep = _sweep(key, found)
-        groups.append(_group(key, found[key], bare, colour, mixed, varied, planned, sweep))
+        groups.append(_group(key, found[key], bare, number, mixed, varied, planned, sweep))
     return tuple(groups)
 
 
@@ -74,7 +75,7 @@ def _group(
     key: _Key,
     runs: Sequence[Run],
     bare: str,
-    colour: str,
+    number: int,
     mixed: bool,
     varied: Mapping[tuple[str, str], set[str]],
     planned: Mapping[tuple[int, str], int],
@@ -92,8 +93,8 @@ def _group(
         sweep,
         name,
         f"{name}, {load_words(load)}" if load else name,
-        colour,
-        mixed and kind == "live",
+        series_colour(number),
+        series_stroke(number, mixed and kind == "live"),
         tuple(runs),
         tuple(result for run in runs for result in session_results(run, planned)),
         tuple(call for run in runs for call in run.counted if not call.error),

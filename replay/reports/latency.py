@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Final
 
-from alipes.replay.reports.form import Box, Boxes, Figure, Lines, Mark, Panel, Series
+from alipes.replay.reports.form import Box, Boxes, Figure, Lines, Mark, Panel, Series, Stroke
 from alipes.replay.reports.groups import Group, load_words, loads_of
 from alipes.replay.stats import nearest_rank
 
@@ -16,7 +16,7 @@ LEAST_SECONDS: Final = 1e-3
 QUARTERS: Final = (5, 25, 50, 75, 95)
 
 
-def cdf(name: str, colour: str, values: Sequence[float], dashed: bool = False) -> Series:
+def cdf(name: str, colour: str, values: Sequence[float], stroke: Stroke = "line") -> Series:
     """The empirical distribution: at each value the share of values up to it."""
     ranked, count = sorted(values), len(values)
     ranks = range(1, count + 1)
@@ -30,7 +30,7 @@ def cdf(name: str, colour: str, values: Sequence[float], dashed: bool = False) -
         colour,
         (ranked[0], *(ranked[rank - 1] for rank in kept)),
         (0.0, *(rank / count for rank in kept)),
-        dashed,
+        stroke,
     )
 
 
@@ -92,7 +92,7 @@ def _cdf_panel(
     series, marks = [], []
     for group in groups:
         shown = [max(value, LEAST_SECONDS) for value in values(group)]
-        series.append(cdf(group.name, group.colour, shown, group.dashed))
+        series.append(cdf(group.name, group.colour, shown, group.stroke))
         rank = nearest_rank(shown, marked) if marked else None
         if rank is not None:
             marks.append(Mark("x", rank, "", group.colour))

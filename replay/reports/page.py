@@ -27,7 +27,7 @@ from alipes.replay.reports.palette import DARK, LIGHT
 from alipes.replay.reports.words import shown
 
 Entry = tuple[str, str, str]
-"""Name, colour, and shape: line, dashed, area or tick."""
+"""Name, colour, and shape: a stroke, area or tick."""
 Drawn = Mapping[tuple[int, str], Sequence[Drawing]]
 _KEYS: Final = {colour: key for key, colour in LIGHT.items()}
 _ANY: Final = re.compile("|".join(map(re.escape, _KEYS)))
@@ -168,7 +168,7 @@ def legend(panel: Panel) -> list[Entry]:
     """What is drawn in a colour of its own and not named on an axis."""
     match panel:
         case Lines(series=series):
-            return [(one.name, one.colour, "dashed" if one.dashed else "line") for one in series]
+            return [(one.name, one.colour, one.stroke) for one in series]
         case Areas(layers=layers):
             return [(one.name, one.colour, "area") for one in layers]
         case Bars(layers=bars, tick_name=tick):

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from alipes.replay.reports.form import Stroke
+
 CYCLE: Final = 8
 
 LIGHT: Final = {
@@ -65,3 +67,10 @@ DARK: Final = {
 def series_colour(number: int) -> str:
     """The key of the ``number``-th configuration; after eight they begin anew."""
     return f"c{number % CYCLE}"
+
+
+def series_stroke(number: int, live: bool) -> Stroke:
+    """Live runs beside simulated ones are dashed; configurations after eight are dotted."""
+    if live:
+        return "dashed"
+    return "line" if number < CYCLE else "dotted"

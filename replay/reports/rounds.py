@@ -19,7 +19,7 @@ MOST_ROUNDS: Final = 600
 
 def composition_figure(groups: Sequence[Group]) -> Figure | None:
     """Stacked seconds of every round, a panel for each group (Figure 14)."""
-    stacks = [(group.label, _stack(group)) for group in groups if _rounds(group)]
+    stacks = [(group.label, stack) for group in groups if (stack := _stack(group))]
     if not stacks:
         return None
     top = max(max(map(sum, zip(*(one.y for one in stack), strict=True))) for _, stack in stacks)
@@ -80,9 +80,9 @@ def thinned(values: Sequence[float], most: int = MOST_ROUNDS) -> tuple[float, ..
 def totals_figure(groups: Sequence[Group]) -> Figure | None:
     """Shares of round time, and its sum, by part (Figure 13)."""
     there = [group for group in groups if _rounds(group)]
-    if not there:
-        return None
     sums = [[_part_seconds(group, part) for part in ROUND_PARTS] for group in there]
+    if not any(map(any, sums)):
+        return None
     names = tuple(group.label for group in there)
     shares = [[part / (sum(row) or 1.0) for part in row] for row in sums]
     return Figure(
@@ -170,7 +170,7 @@ def used(record: MemoryRecord) -> int:
 def _footprint(group: Group, by_round: bool) -> Series:
     points = _mean_by_round(group.runs) if by_round else time_footprint(group.runs)
     at, size = [x for x, _ in points], [held / GIB for _, held in points]
-    return Series(group.label, group.colour, thinned(at), thinned(size), group.dashed)
+    return Series(group.label, group.colour, thinned(at), thinned(size), group.stroke)
 
 
 def _mean_by_round(runs: Sequence[Run]) -> list[tuple[float, float]]:

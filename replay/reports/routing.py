@@ -38,7 +38,7 @@ def router_figure(groups: Sequence[Group]) -> Figure | None:
                 f"TTFT, {load_words(loads[-1])}" if loads[-1] else "TTFT",
                 "TTFT, s",
                 "share",
-                tuple(cdf(g.name, g.colour, first_tokens(g), g.dashed) for g in highest),
+                tuple(cdf(g.name, g.colour, first_tokens(g), g.stroke) for g in highest),
                 stepped=True,
                 y_range=(0.0, 1.0),
             )

@@ -17,6 +17,7 @@ LINE: Final = 20
 LETTER: Final = 6.6
 """Units that a letter of the legend takes at most, on average."""
 SWATCH: Final = 26
+DASHES: Final = {"dashed": ' stroke-dasharray="5 3"', "dotted": ' stroke-dasharray="2 2"'}
 
 
 def svg_file(figure: Figure, drawings: Sequence[Drawing]) -> str:
@@ -75,7 +76,7 @@ def _swatch(x: float, y: int, colour: str, shape: str) -> str:
         return f'<rect x="{x + 6:.1f}" y="{y - 1}" width="12" height="11" fill="{colour}"/>'
     if shape == "tick":
         return f'<rect x="{x + 11:.1f}" y="{y - 2}" width="3" height="13" fill="{colour}"/>'
-    dashes = ' stroke-dasharray="5 3"' if shape == "dashed" else ""
+    dashes = DASHES.get(shape, "")
     return (
         f'<line x1="{x:.1f}" y1="{y + 5}" x2="{x + 20:.1f}" y2="{y + 5}" stroke="{colour}"'
         f' stroke-width="3"{dashes}/>'

@@ -30,7 +30,7 @@ def switch_figure(groups: Sequence[Group]) -> Figure | None:
             group.label,
             group.colour,
             [max(one.seconds * MILLISECONDS, LEAST_MILLISECONDS) for one in switches],
-            group.dashed,
+            group.stroke,
         )
         for group, switches in there
     )

@@ -78,7 +78,15 @@ def test_live_and_simulated_share_a_colour_and_are_marked(run_maker: Callable[..
     live, simulated = group_runs(runs)
     assert (live.label, simulated.label) == ("a (live)", "a (simulated)")
     assert live.colour == simulated.colour
-    assert (live.dashed, simulated.dashed) == (True, False)
+    assert (live.stroke, simulated.stroke) == ("dashed", "line")
+
+
+def test_more_configurations_than_colours_are_told_by_their_stroke(
+    run_maker: Callable[..., Run],
+) -> None:
+    groups = group_runs([small(run_maker, f"c{number}") for number in range(10)])
+    assert len({(group.colour, group.stroke) for group in groups}) == 10
+    assert groups[8].colour == groups[0].colour
 
 
 def test_hardware_that_differs_is_told(run_maker: Callable[..., Run]) -> None:

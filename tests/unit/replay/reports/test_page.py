@@ -230,3 +230,28 @@ def test_in_a_browser(page: str, width: int, tmp_path: Path) -> None:
     assert all(told["texts"])
     assert told["seen"] == width
     assert told["width"] <= width
+
+
+@pytest.mark.filterwarnings("error")
+def test_runs_with_next_to_nothing_are_drawn(run_maker: Callable[..., Run], tmp_path: Path) -> None:
+    """One call, one round, all of it 0; names that are empty, and longer than any axis."""
+    run = run_maker(sessions=1)
+    call = msgspec.structs.replace(run.calls[0], finished=run.calls[0].intended, ttft=0.0)
+    still = {"prefill": 0.0, "decode": 0.0, "switch": 0.0, "restore": 0.0, "idle": 0.0}
+    for rounds in (run.rounds[:1], (msgspec.structs.replace(run.rounds[0], **still),)):
+        bare = msgspec.structs.replace(
+            run,
+            calls=(call,),
+            rounds=rounds,
+            memory=run.memory[:1],
+            switches=(msgspec.structs.replace(run.switches[0], seconds=0.0),),
+        )
+        named = [
+            msgspec.structs.replace(
+                bare, info=msgspec.structs.replace(run.info, configuration=name, planned={})
+            )
+            for name in ("", "x" * 300)
+        ]
+        write_report(build_report(named), tmp_path)
+        Page((tmp_path / "report.html").read_text())
+        assert "nan" not in (tmp_path / "report.json").read_text().lower().replace("name", "")
