@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from alipes.gateway.routing.decision import (
     CallShape,
+    Candidate,
     Completion,
     Placement,
     Reason,
@@ -370,6 +371,10 @@ class RouterMachine(RuleBasedStateMachine):
         if placement.reason is Reason.LEASE:
             assert known.up
             assert not known.draining
+        elif placement.reason is Reason.OVERDUE:
+            # What the round alone keeps out goes when it has waited as long as one may last.
+            assert self._chosen(placement).why is Why.ROUND
+            assert not any(candidate.admitted for candidate in placement.candidates)
         else:
             self._cheapest(call, placement)
         assert call.prompt_tokens + call.max_tokens <= KV_TOKENS + 1
@@ -377,8 +382,12 @@ class RouterMachine(RuleBasedStateMachine):
         known.unseen.add(call.call_id)
         self.placed[call.call_id] = (call, placement.instance)
 
+    @staticmethod
+    def _chosen(placement: Placement) -> Candidate:
+        return next(c for c in placement.candidates if c.instance == placement.instance)
+
     def _cheapest(self, call: CallShape, placement: Placement) -> None:
-        chosen = next(c for c in placement.candidates if c.instance == placement.instance)
+        chosen = self._chosen(placement)
         assert chosen.admitted
         assert chosen.total == min(c.total for c in placement.candidates if c.admitted)
         for candidate in placement.candidates:
