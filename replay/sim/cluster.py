@@ -112,6 +112,7 @@ class Cluster:
             self.router.connected(hello, 0)
             self._formats.update(((name, m.name), m.kv_format) for m in hello.models)
             instance.refresh(0)
+            self.clock.moved(self._numbers[name])
         self._stir()
 
     def run(self) -> None:

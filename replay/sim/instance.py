@@ -8,6 +8,7 @@ or a copy ends, and reported as a whole.
 
 from __future__ import annotations
 
+import bisect
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,14 +83,29 @@ class Memory:
 
 @dataclass(slots=True)
 class _Stretch:
-    """Decode iterations under way since ``begin``, to be reported together at ``end``."""
+    """Decode iterations of a run, of which ``done`` were reported and ``steps`` are planned, both
+    counted from its beginning: at ``begin``, with ``context`` tokens."""
 
     run: Run
     begin: int
     context: int
-    steps: int
-    end: int
-    left: int
+    costs: Costs
+    done: int = 0
+    steps: int = 0
+
+    def at(self, steps: int) -> int:
+        """When so many iterations have ended."""
+        return self.begin + self.costs.decode(len(self.run.call_ids), self.context, steps)
+
+    def until(self, limit: int) -> int:
+        """Iterations up to the first, after those done, that ends at or after ``limit``; no more
+        than are planned."""
+        return bisect.bisect_left(range(self.steps), limit, lo=self.done + 1, key=self.at)
+
+    def by(self, now: int) -> int:
+        """Iterations that have ended by ``now``."""
+        steps = range(self.steps + 1)
+        return bisect.bisect_right(steps, now, lo=self.done + 1, key=self.at) - 1
 
 
 class SimulatedInstance:
@@ -108,7 +124,8 @@ class SimulatedInstance:
         self.name = name
         self.scheduler = scheduler
         self.timeline = Timeline(name)
-        self.wakeup: int | None = None
+        # As live, the only model of an instance is made active before its first call.
+        self.wakeup: int | None = 0
         self._costs = costs
         self._weights = weights
         self._memory = memory
@@ -156,10 +173,10 @@ class SimulatedInstance:
             self._settle(now)
         elif self._work is not None:
             self._complete(now)
-        self._report_copies(now)
         if self._stretch is not None:
-            self._go_on(now)
-        if self._stretch is None and self._work is None:
+            self._report_copies(now)
+            self._go_on()
+        elif self._work is None:
             self._decide(now)
 
     def _decide(self, now: int) -> None:
@@ -211,12 +228,14 @@ class SimulatedInstance:
             times.cold = started.cached_tokens == 0
             self._emit(self.name, started)
         if run.phase in phases.DECODE:
-            self._stretch = _Stretch(run, now, self.scheduler.context(run), 0, now, run.max_steps)
-            self._go_on(now)
+            context = self.scheduler.context(run)
+            self._stretch = _Stretch(run, now, context, self._costs[run.model])
+            self._go_on()
             return
         costs = self._costs[run.model]
         rows = self.scheduler.rows(run)
-        cold = any(self._take_cold(call_id) for call_id in run.call_ids)
+        # All of them begin with this iteration, and it is that which takes longer.
+        cold = sum(map(self._take_cold, run.call_ids)) > 0
         duration = costs.prefill([(len(row.tokens), row.start) for row in rows])
         self._work, self.wakeup = run, now + duration + (costs.cold if cold else 0)
 
@@ -225,18 +244,18 @@ class SimulatedInstance:
         cold, times.cold = times.cold, False
         return cold
 
-    def _go_on(self, now: int) -> None:
-        """Plan the stretch as far as nothing is to be decided and no copy ends."""
+    def _go_on(self) -> None:
+        """Plan the stretch as far as nothing is to be decided, and look up after the iteration in
+        which a copy ends."""
         stretch = self._stretch
         assert stretch is not None
         horizon = self.scheduler.horizon(stretch.run)
-        stretch.steps = min(horizon.steps, stretch.left)
+        stretch.steps = min(stretch.done + horizon.steps, stretch.run.max_steps)
         if horizon.limit is not None:
-            within = self._steps_until(stretch, horizon.limit)
-            stretch.steps = min(stretch.steps, max(within, horizon.owed, 1))
-        stretch.end = stretch.begin + self._decoding(stretch, stretch.steps)
+            owed = stretch.done + max(horizon.owed, 1)
+            stretch.steps = min(stretch.steps, max(stretch.until(horizon.limit), owed))
         ends = self._copier.next_end
-        self.wakeup = stretch.end if ends is None else min(stretch.end, max(ends, now + 1))
+        self.wakeup = stretch.at(stretch.steps if ends is None else stretch.until(ends))
 
     def _cut(self, now: int) -> None:
         """A message came: the iteration under way is the last."""
@@ -245,60 +264,30 @@ class SimulatedInstance:
         if stretch is None:
             self.wakeup = now
             return
-        stretch.steps = 1
-        stretch.end = stretch.begin + self._decoding(stretch, 1)
-        self.wakeup = stretch.end
+        stretch.steps = stretch.done + 1
+        self.wakeup = stretch.at(stretch.steps)
 
     def _settle(self, now: int) -> None:
-        """Report the iterations that have ended by ``now``; what is left of the stretch begins
-        with the one under way."""
+        """Report the iterations that have ended by ``now``."""
         stretch = self._stretch
         if stretch is None:
             return
-        made = stretch.steps if now >= stretch.end else self._steps_by(stretch, now)
-        if made == 0:
+        before, done = stretch.done, stretch.by(now)
+        if done == before:
             return
-        duration = self._decoding(stretch, made)
-        end = stretch.begin + duration
-        self._spend(Activity.DECODE, stretch.begin, duration)
+        begin, end = stretch.at(before), stretch.at(done)
+        self._spend(Activity.DECODE, begin, end - begin)
         for call_id in stretch.run.call_ids:
-            self.timeline.calls[call_id].decode += duration
-        progress = self.scheduler.advanced(stretch.run, made, duration / 1e9, end)
-        stretch.begin, stretch.left = end, stretch.left - made
-        stretch.context += made * len(stretch.run.call_ids)
-        stretch.steps -= made
-        if progress.over or stretch.left == 0 or (stretch.steps == 0 and self._inbox):
+            self.timeline.calls[call_id].decode += end - begin
+        progress = self.scheduler.advanced(stretch.run, done - before, (end - begin) / 1e9, end)
+        stretch.done = done
+        last = done == stretch.run.max_steps or (done == stretch.steps and self._inbox)
+        if progress.over or last:
             self._stretch = None
             self._begin = end
             if self.wakeup is None or self.wakeup > now:
                 self.wakeup = now
         self._tell(progress, end)
-
-    def _decoding(self, stretch: _Stretch, steps: int) -> int:
-        costs = self._costs[stretch.run.model]
-        return costs.decode(len(stretch.run.call_ids), stretch.context, steps)
-
-    def _steps_by(self, stretch: _Stretch, now: int) -> int:
-        """Whole iterations of the stretch that have ended by ``now``."""
-        low, high = 0, stretch.steps
-        while low < high:
-            middle = (low + high + 1) // 2
-            if stretch.begin + self._decoding(stretch, middle) <= now:
-                low = middle
-            else:
-                high = middle - 1
-        return low
-
-    def _steps_until(self, stretch: _Stretch, limit: int) -> int:
-        """Iterations up to the first that ends at or after ``limit``."""
-        low, high = 1, stretch.steps
-        while low < high:
-            middle = (low + high) // 2
-            if stretch.begin + self._decoding(stretch, middle) >= limit:
-                high = middle
-            else:
-                low = middle + 1
-        return low
 
     # --- other work ------------------------------------------------------------------------------
 
