@@ -41,8 +41,8 @@ def breakdown_figure(groups: Sequence[Group]) -> Figure | None:
     return Figure(
         "time",
         "Where the time goes",
-        "Mean seconds of a session, summed over its calls (branches that run side by side"
-        " add up) and tools."
+        "Mean seconds of a session: those of its calls (branches that run side by side add up),"
+        " and those of tools, in which no call was due."
         + (" The dark tick is the least that the sessions could take." if known else ""),
         (
             Bars(

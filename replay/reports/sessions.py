@@ -18,8 +18,9 @@ PART_NAMES: Final = tuple(field.name for field in PARTS)
 @dataclass(frozen=True, slots=True)
 class SessionResult:
     """``sct`` is seconds from the first intended enqueue to the last completion, None unless
-    every planned call succeeded. ``gap`` sums its tool gaps, ``parts`` what its calls waited for
-    and did (None where a call does not say). ``bound`` is the least SCT possible."""
+    every planned call succeeded. ``gap`` is the time in which no call of it was due or under way,
+    ``parts`` sums what its calls waited for and did (None where a call does not say). ``bound`` is
+    the least SCT possible."""
 
     seed: int
     session: str
@@ -79,9 +80,12 @@ def _result(
 
 
 def _gaps(calls: Sequence[CallRecord]) -> float:
-    """A session's time begins when its first call is due, so the gap before that is not in it."""
-    first = min(calls, key=lambda call: call.intended, default=None)
-    return sum(call.gap for call in calls if call is not first)
+    """Measured, not as recorded in the trace: replays cap gaps."""
+    gaps, until = 0.0, float("inf")
+    for call in sorted(calls, key=lambda call: call.intended):
+        gaps += max(0.0, call.intended - until)
+        until = call.finished if until == float("inf") else max(until, call.finished)
+    return gaps
 
 
 def _sum(calls: Sequence[CallRecord]) -> Parts | None:

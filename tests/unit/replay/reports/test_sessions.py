@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from alipes.replay.records import CallRecord, Parts
 from alipes.replay.reports.sessions import planned_calls, session_results
@@ -40,8 +42,25 @@ def test_completion_is_from_first_due_to_last_done_over_all_branches() -> None:
     (result,) = session_results(done, planned_calls([done]))
     assert result.sct == 10.5
     assert result.calls == 3
-    assert result.gap == 1.0
+    assert result.gap == 0.5
     assert sorted(result.ttft) == [0.5, 0.5, 4.5]
+
+
+@given(
+    spans=st.lists(
+        st.tuples(st.integers(0, 40), st.integers(0, 9)).map(lambda s: (s[0], s[0] + s[1])),
+        min_size=1,
+        max_size=12,
+    )
+)
+def test_gaps_are_the_time_in_which_no_call_is_due(spans: list[tuple[int, int]]) -> None:
+    calls = [call("a", i, float(begin), float(end - begin)) for i, (begin, end) in enumerate(spans)]
+    (result,) = session_results(run(calls), planned_calls([run(calls)]))
+    first, last = min(begin for begin, _ in spans), max(end for _, end in spans)
+    idle = sum(
+        not any(begin <= second < end for begin, end in spans) for second in range(first, last)
+    )
+    assert result.gap == idle
 
 
 def test_a_failed_call_leaves_no_completion() -> None:
