@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import io
 import re
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import singledispatch
 from typing import Any, Final
 
 import matplotlib
@@ -28,9 +26,9 @@ from matplotlib.ticker import (
     NullLocator,
 )
 
-from alipes.replay.reports.form import Areas, Bars, Box, Boxes, Lines, Panel
+from alipes.replay.reports.bars import paint_bars, paint_boxes, tick, wrapped
+from alipes.replay.reports.form import Areas, Bars, Boxes, Lines, Panel
 from alipes.replay.reports.palette import LIGHT
-from alipes.replay.reports.words import three_digits
 
 WIDTH: Final = 400
 """Units of a panel; a phone shows about as many pixels."""
@@ -42,7 +40,6 @@ FRAME: Final = 68
 BOTTOM: Final = 44
 LEFT: Final = 56
 STROKES: Final[dict[str, Any]] = {"line": "-", "dashed": (0, (4, 2)), "dotted": (0, (1.2, 1.2))}
-NAME_LINES: Final = 3
 LETTER: Final = 6.4
 """Units that a letter takes on average, at most."""
 POINTS_A_UNIT: Final = 72
@@ -117,7 +114,7 @@ def _frame(panel: Panel, height: int) -> tuple[float, float, float, float]:
     """Left, bottom, width and height of the axes, as shares: room for the names of categories."""
     left: float = LEFT
     if isinstance(panel, Bars | Boxes):
-        lines = [line for name in _names(panel) for line in _wrapped(name).splitlines()]
+        lines = [line for name in _names(panel) for line in wrapped(name).splitlines()]
         left = 10 + LETTER * max(map(len, lines), default=0)
     return left / WIDTH, BOTTOM / height, (WIDTH - left - 10) / WIDTH, (height - FRAME) / height
 
@@ -126,10 +123,6 @@ def _names(panel: Bars | Boxes) -> tuple[str, ...]:
     if isinstance(panel, Bars):
         return panel.categories
     return tuple(box.name for box in panel.boxes)
-
-
-def _wrapped(name: str) -> str:
-    return textwrap.fill(name, 18, max_lines=NAME_LINES, placeholder=" …")
 
 
 def _inside(svg: str) -> str:
@@ -150,12 +143,18 @@ def _inside(svg: str) -> str:
     return re.sub(r"\s*\n\s*", "\n", body).strip()
 
 
-@singledispatch
 def _paint(panel: Panel, axes: Axes) -> None:
-    raise TypeError(f"no way to draw {type(panel).__name__}")
+    match panel:
+        case Lines():
+            _lines(panel, axes)
+        case Areas():
+            _areas(panel, axes)
+        case Bars():
+            paint_bars(panel, axes)
+        case Boxes():
+            paint_boxes(panel, axes)
 
 
-@_paint.register
 def _lines(panel: Lines, axes: Axes) -> None:
     for one in panel.series:
         axes.plot(
@@ -175,13 +174,13 @@ def _lines(panel: Lines, axes: Axes) -> None:
     if panel.log_x:
         _logarithmic(axes, [x for one in panel.series for x in one.x])
     else:
-        axes.xaxis.set_major_formatter(FuncFormatter(_tick))
+        axes.xaxis.set_major_formatter(FuncFormatter(tick))
         axes.set_xlim(left=min(0.0, *(x for one in panel.series for x in one.x)))
     if panel.y_range:
         axes.set_ylim(panel.y_range[0], panel.y_range[1] * 1.01)
     else:
         _y_range(axes, [y for one in panel.series for y in one.y])
-        axes.yaxis.set_major_formatter(FuncFormatter(_tick))
+        axes.yaxis.set_major_formatter(FuncFormatter(tick))
 
 
 def _y_range(axes: Axes, values: Sequence[float]) -> None:
@@ -214,10 +213,9 @@ def _logarithmic(axes: Axes, values: Sequence[float]) -> None:
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,)))
     axes.xaxis.set_minor_locator(NullLocator() if narrow else LogLocator(subs=range(2, 10)))
     axes.xaxis.set_minor_formatter(NullFormatter())
-    axes.xaxis.set_major_formatter(FuncFormatter(_tick))
+    axes.xaxis.set_major_formatter(FuncFormatter(tick))
 
 
-@_paint.register
 def _areas(panel: Areas, axes: Axes) -> None:
     x = panel.layers[0].x
     only = len(x) == 1
@@ -233,119 +231,9 @@ def _areas(panel: Areas, axes: Axes) -> None:
     axes.set_ylim(0, panel.top * 1.03)
     axes.grid(True, axis="y")
     axes.xaxis.set_major_locator(FixedLocator(x) if only else MaxNLocator(6, integer=True))
-    axes.yaxis.set_major_formatter(FuncFormatter(_tick))
-
-
-@_paint.register
-def _bars(panel: Bars, axes: Axes) -> None:
-    ends = _grouped(panel, axes) if panel.grouped else _stacked(panel, axes)
-    for place, tick in enumerate(panel.ticks):
-        if tick is not None:
-            axes.plot([tick, tick], [place - 0.45, place + 0.45], color=LIGHT["ink"], linewidth=2.4)
-    _categories(axes, panel.categories, panel.label)
-    shares = len(panel.layers) > 1 and all(abs(end - 1) < 1e-9 for _, end in ends)
-    if not shares:
-        _end_values(axes, ends)
-
-
-def _grouped(panel: Bars, axes: Axes) -> list[tuple[float, float]]:
-    """Where each bar ends: (place, value)."""
-    thick = 0.8 / len(panel.layers)
-    ends: list[tuple[float, float]] = []
-    for number, layer in enumerate(panel.layers):
-        shift = (number - (len(panel.layers) - 1) / 2) * thick
-        places = [place + shift for place in range(len(layer.values))]
-        axes.barh(places, layer.values, thick * 0.92, color=LIGHT[layer.colour])
-        ends += zip(places, layer.values, strict=True)
-    return ends
-
-
-def _stacked(panel: Bars, axes: Axes) -> list[tuple[float, float]]:
-    lefts = [0.0 for _ in panel.categories]
-    for layer in panel.layers:
-        axes.barh(
-            range(len(lefts)),
-            layer.values,
-            0.68,
-            left=lefts,
-            color=[LIGHT[colour] for colour in panel.colours] or LIGHT[layer.colour],
-            edgecolor=LIGHT["paper"],
-            linewidth=0.6,
-        )
-        lefts = [left + value for left, value in zip(lefts, layer.values, strict=True)]
-    return [(float(place), left) for place, left in enumerate(lefts)]
-
-
-def _end_values(axes: Axes, ends: Sequence[tuple[float, float]]) -> None:
-    """The value at the end of each bar, and room for it."""
-    for place, value in ends:
-        axes.annotate(
-            _value(value),
-            (value, place),
-            xytext=(3, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=10,
-        )
-    axes.set_xlim(0, max(value for _, value in ends) * 1.16 or 1.0)
-
-
-@_paint.register
-def _boxes(panel: Boxes, axes: Axes) -> None:
-    for place, box in enumerate(panel.boxes):
-        _box(axes, place, box)
-    _categories(axes, [box.name for box in panel.boxes], panel.label)
-    axes.set_xlim(left=0, right=max(box.values[-1] for box in panel.boxes) * 1.05 or 1.0)
-
-
-def _box(axes: Axes, place: int, box: Box) -> None:
-    colour = LIGHT[box.colour]
-    # Neighbours in rank lie on different lines, always on the same ones.
-    heights = [place + 0.3 * ((i * 0.618034) % 1 - 0.5) for i in range(len(box.values))]
-    axes.plot(box.values, heights, "o", color=colour, markersize=3.2, alpha=0.45, mew=0)
-    axes.plot([box.p5, box.p25], [place, place], color=colour, linewidth=1.3)
-    axes.plot([box.p75, box.p95], [place, place], color=colour, linewidth=1.3)
-    axes.barh(
-        [place],
-        [box.p75 - box.p25],
-        0.56,
-        left=[box.p25],
-        facecolor="none",
-        edgecolor=colour,
-        linewidth=1.5,
-    )
-    axes.plot([box.p50, box.p50], [place - 0.28, place + 0.28], color=LIGHT["ink"], linewidth=2.0)
-    axes.annotate(
-        _value(box.p50),
-        (box.p50, place - 0.28),
-        xytext=(0, 2),
-        textcoords="offset points",
-        ha="center",
-        va="bottom",
-        fontsize=10,
-    )
-
-
-def _categories(axes: Axes, names: Sequence[str], label: str) -> None:
-    """Names beside horizontal bars, the first on top."""
-    axes.set_yticks(range(len(names)), [_wrapped(name) for name in names])
-    axes.set_ylim(len(names) - 0.4, -0.7)
-    axes.tick_params(axis="y", length=0)
-    axes.set_xlabel(label)
-    axes.grid(True, axis="x")
-    axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.xaxis.set_major_formatter(FuncFormatter(_tick))
+    axes.yaxis.set_major_formatter(FuncFormatter(tick))
 
 
 def _axes(x_label: str, y_label: str, axes: Axes) -> None:
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
-
-
-def _tick(value: float, position: int | None = None) -> str:
-    del position
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.6g}"
-
-
-def _value(value: float) -> str:
-    return f"{value:,.0f}" if value == round(value) else three_digits(value)
