@@ -49,7 +49,7 @@ def measure(
     if run.phase in phases.DECODE:
         slot.paid += steps
         context = sum(call.length for call in calls) + len(calls) * (steps - 1) / 2
-        profile.decode.observe((1.0, len(calls), context), seconds / steps)
+        profile.decode.observe((1.0, len(calls), context), seconds / steps, steps)
         return
     slot.prefill_runs += 1
     slot.prefill_spent += seconds

@@ -40,10 +40,11 @@ class Smoothed:
         self.value = prior
         self.samples = 0
 
-    def observe(self, value: float) -> None:
-        gain = SMOOTHING if self.samples else 1.0
+    def observe(self, value: float, count: int = 1) -> None:
+        """``count`` equal measurements."""
+        gain = 1.0 - (1.0 - SMOOTHING) ** count if self.samples else 1.0
         self.value += gain * (value - self.value)
-        self.samples += 1
+        self.samples += count
 
 
 class LinearFit:
@@ -71,18 +72,21 @@ class LinearFit:
             self._solve()
         return self._coefficients
 
-    def observe(self, features: Sequence[float], seconds: float) -> None:
-        weight = 1.0 / max(seconds, 1e-6) ** 2
+    def observe(self, features: Sequence[float], seconds: float, count: int = 1) -> None:
+        """``count`` measurements with these means, one after another: they weigh as much, and as
+        much is forgotten meanwhile."""
+        forget = FORGET**count
+        weight = (1.0 - forget) / (1.0 - FORGET) / max(seconds, 1e-6) ** 2
         x = [f / s for f, s in zip(features, self._scale, strict=True)]
         size = len(x)
         moments, sums = self._moments, self._sums
         for i in range(size):
             part = weight * x[i]
             for j in range(size):
-                moments[i * size + j] = FORGET * moments[i * size + j] + part * x[j]
-            sums[i] = FORGET * sums[i] + part * seconds
-        self._typical.observe(seconds)
-        self._stale |= self.samples <= REFIT_EVERY or self.samples % REFIT_EVERY == 0
+                moments[i * size + j] = forget * moments[i * size + j] + part * x[j]
+            sums[i] = forget * sums[i] + part * seconds
+        self._typical.observe(seconds, count)
+        self._stale |= self.samples <= REFIT_EVERY or self.samples % REFIT_EVERY < count
 
     def _solve(self) -> None:
         size = len(self._sums)

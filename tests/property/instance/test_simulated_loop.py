@@ -10,7 +10,7 @@ same time, except for what is so by design:
 - States are told when somebody asks, and not compared.
 - While nothing is to be done the live loop asks every 5 ms for copies that have ended; here its
   inbox wakes it when they end.
-- A profile learns from a stretch as from one measurement: decode costs are known from the start.
+- A profile learns of a stretch its mean alone: decode costs are known from the start.
 """
 
 from __future__ import annotations
