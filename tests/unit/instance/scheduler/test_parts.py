@@ -169,8 +169,8 @@ def test_a_stretch_teaches_about_what_its_iterations_do() -> None:
     """Batches come and go, as in slots; each decodes for a while, its contexts growing."""
     generator = np.random.default_rng(5)
     prior = ((0.05, 0.01, 1e-6), (1.0, 8.0, 8192.0))
-    single, stretched, stretches = LinearFit(*prior), LinearFit(*prior), 0
-    for _ in range(40):
+    single, stretched = LinearFit(*prior), LinearFit(*prior)
+    for stretch in range(40):
         calls, steps = int(generator.integers(1, 16)), int(generator.integers(1, 300))
         contexts = int(generator.integers(1, 40_000)) * calls + calls * np.arange(steps)
         seconds = 0.012 + 3e-4 * calls + 2e-7 * contexts
@@ -181,8 +181,7 @@ def test_a_stretch_teaches_about_what_its_iterations_do() -> None:
         assert stretched.samples == single.samples
         for features in (mean, (1.0, 8, 160_000)):
             predicted = [np.dot(fit.coefficients, features) for fit in (single, stretched)]
-            assert predicted[1] == pytest.approx(predicted[0], rel=0.03 if stretches else 0.3)
-        stretches += 1
+            assert predicted[1] == pytest.approx(predicted[0], rel=0.03 if stretch else 0.3)
 
 
 def test_an_estimate_carries_the_coefficients() -> None:
