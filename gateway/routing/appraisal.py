@@ -75,7 +75,7 @@ class Appraiser:
     def locality(self, call: CallShape, instance: InstanceState) -> Locality:
         """What the instance has of the prompt."""
         report, hello = instance.reports.get(call.model), instance.hello
-        known = self.directory.blocks(instance.name)
+        known = self.directory.knows(instance.name)
         if call.path is None or report is None or hello is None or not known:
             return Locality(0, 0, call.prompt_tokens)
         keys = call.path.keys(report.kv_format)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import or_
 from typing import Final
 
 from alipes.instance.contract import BlocksRemoved, BlocksStored, Tier
 
-_HOST: Final = 2
-_BITS: Final = {Tier.DEVICE: 1, Tier.HOST: _HOST}
+_PIECE: Final = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,39 +28,31 @@ class Locality:
 
 
 class BlockDirectory:
-    """The tiers of every block, by instance and key. Chained keys name model format and whole
-    prefix, so that models and tenants need no tables of their own."""
+    """The keys in each tier of each instance. Chained keys name model format and whole prefix, so
+    that models and tenants need no tables of their own."""
 
     def __init__(self) -> None:
-        self._tiers: dict[str, dict[bytes, int]] = {}
+        self._keys: defaultdict[tuple[str, Tier], set[bytes]] = defaultdict(set)
 
     def stored(self, instance: str, event: BlocksStored) -> None:
         """Also for blocks that are known already, as after a reconnection."""
-        tiers, bit = self._tiers.setdefault(instance, {}), _BITS[event.tier]
-        for key in event.keys:
-            tiers[key] = tiers.get(key, 0) | bit
+        self._keys[instance, event.tier].update(event.keys)
 
     def removed(self, instance: str, event: BlocksRemoved) -> None:
         """Blocks that are not known are passed over."""
-        tiers, bit = self._tiers.get(instance, {}), _BITS[event.tier]
-        for key in event.keys:
-            left = tiers.get(key, 0) & ~bit
-            if left:
-                tiers[key] = left
-            else:
-                tiers.pop(key, None)
+        self._keys[instance, event.tier].difference_update(event.keys)
 
     def clear(self, instance: str) -> None:
         """Nothing is known of the instance (any more)."""
-        self._tiers.pop(instance, None)
+        for tier in Tier:
+            self._keys.pop((instance, tier), None)
 
-    def blocks(self, instance: str) -> int:
-        """Blocks known on an instance, in whichever tier."""
-        return len(self._tiers.get(instance, ()))
+    def knows(self, instance: str) -> bool:
+        """Whether any block is known on an instance, in whichever tier."""
+        return any(self._keys.get((instance, tier)) for tier in Tier)
 
     def tiers(self, instance: str, key: bytes) -> frozenset[Tier]:
-        bits = self._tiers.get(instance, {}).get(key, 0)
-        return frozenset(tier for tier, bit in _BITS.items() if bits & bit)
+        return frozenset(tier for tier in Tier if key in self._keys.get((instance, tier), ()))
 
     def locality(
         self, instance: str, keys: Sequence[bytes], tokens: int, block_tokens: int
@@ -67,9 +60,20 @@ class BlockDirectory:
         """How much of a prompt of ``tokens`` tokens an instance has: the unbroken beginning of
         blocks in either tier. The last token is always computed, so that at most
         ``(tokens - 1) // block_tokens`` blocks count."""
-        counting = keys[: max(0, tokens - 1) // block_tokens]
-        # No loop in Python: prompts have thousands of blocks, and this is asked at every placement.
-        found = list(map(self._tiers.get(instance, {}).get, counting))
-        blocks = found.index(None) if None in found else len(found)
-        host, present = found[:blocks].count(_HOST) * block_tokens, blocks * block_tokens
-        return Locality(present - host, host, tokens - present)
+        device, host = (self._keys[instance, tier] for tier in (Tier.DEVICE, Tier.HOST))
+        counting = min(len(keys), max(0, tokens - 1) // block_tokens)
+        near = present = 0
+        # No loop over keys: prompts have thousands, and this is asked at every placement.
+        for start in range(0, counting, _PIECE):
+            piece = keys[start : min(start + _PIECE, counting)]
+            here = list(map(device.__contains__, piece))
+            if False in here:
+                either = list(map(or_, here, map(host.__contains__, piece)))
+                if False in either:
+                    present += either.index(False)
+                    near += here[: either.index(False)].count(True)
+                    break
+            present += len(piece)
+            near += here.count(True)
+        present *= block_tokens
+        return Locality(near * block_tokens, present - near * block_tokens, tokens - present)

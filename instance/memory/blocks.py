@@ -46,11 +46,13 @@ class BlockPool:
         self._unused = 0
         self._references = [0] * total
         self._published = bytearray(total)
-        # A block is in the eviction heap at most once, with the ticket that it had then: whether it
-        # is cached, and since when, is found out when its turn seems to have come.
+        # A block is in the eviction heap, or among those that go there before the next eviction, at
+        # most once: whether it is cached, and since when, is found out when its turn seems to have
+        # come. Until a pool is full nobody asks, and so nothing is sorted.
         self._ticket = [0] * total
         self._queued = bytearray(total)
         self._evictable: list[tuple[tuple[int, ...], int, int]] = []
+        self._unsorted: list[int] = []
         self._cached = 0
         self._access = 0
         # No block above this one is held or cached.
@@ -87,6 +89,10 @@ class BlockPool:
     def is_cached(self, block: int) -> bool:
         return self._ticket[block] != 0
 
+    def count_cached(self, blocks: Sequence[int]) -> int:
+        """How many of these are cached."""
+        return len(blocks) - list(map(self._ticket.__getitem__, blocks)).count(0)
+
     def allocate(self, count: int) -> Allocation | None:
         """Hold ``count`` blocks, or change nothing and return None when there are too few."""
         if count > self.available:
@@ -106,29 +112,35 @@ class BlockPool:
 
     def share(self, blocks: Sequence[int]) -> None:
         """Add a reference to each of these held or cached blocks."""
+        references, ticket = self._references, self._ticket
         for block in blocks:
-            if self._ticket[block]:
-                self._ticket[block] = 0
+            count = references[block]
+            if not count:
+                if not ticket[block]:
+                    raise ValueError(f"block {block} is free and cannot be shared")
+                ticket[block] = 0
                 self._cached -= 1
-            elif not self._references[block]:
-                raise ValueError(f"block {block} is free and cannot be shared")
-            self._references[block] += 1
+            references[block] = count + 1
 
-    def publish(self, block: int) -> None:
-        """Keep this held block as cached once its last reference goes."""
-        if not self._references[block]:
-            raise ValueError(f"block {block} is not held and cannot be published")
-        self._published[block] = 1
+    def publish(self, blocks: Sequence[int]) -> None:
+        """Keep these held blocks as cached once their last reference goes."""
+        references, published = self._references, self._published
+        for block in blocks:
+            if not references[block]:
+                raise ValueError(f"block {block} is not held and cannot be published")
+            published[block] = 1
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drop one reference to each block of a path; its end will be evicted before its start."""
+        references, published = self._references, self._published
         for block in reversed(blocks):
-            if not self._references[block]:
+            left = references[block] - 1
+            if left < 0:
                 raise ValueError(f"block {block} is not held and cannot be released")
-            self._references[block] -= 1
-            if self._references[block]:
+            references[block] = left
+            if left:
                 continue
-            if self._published[block]:
+            if published[block]:
                 self._cache(block)
             else:
                 heapq.heappush(self._returned, block)
@@ -138,15 +150,20 @@ class BlockPool:
         self._cached += 1
         self._ticket[block] = self._access
         if not self._queued[block]:
-            self._queue(block)
+            self._queued[block] = 1
+            self._unsorted.append(block)
 
-    def _queue(self, block: int) -> None:
-        self._queued[block] = 1
-        ticket = self._ticket[block]
-        heapq.heappush(self._evictable, (self._priority(block, ticket), ticket, block))
+    def _sort(self) -> None:
+        for block in self._unsorted:
+            if ticket := self._ticket[block]:
+                heapq.heappush(self._evictable, (self._priority(block, ticket), ticket, block))
+            else:
+                self._queued[block] = 0
+        self._unsorted.clear()
 
     def _evict(self) -> int:
         while True:
+            self._sort()
             _, ticket, block = heapq.heappop(self._evictable)
             self._queued[block] = 0
             if self._ticket[block] == ticket:
@@ -155,4 +172,5 @@ class BlockPool:
                 self._cached -= 1
                 return block
             if self._ticket[block]:
-                self._queue(block)
+                self._queued[block] = 1
+                self._unsorted.append(block)

@@ -29,13 +29,8 @@ class PrefixIndex:
 
     def match(self, keys: Iterable[bytes]) -> list[int]:
         """Blocks of the longest known beginning of a path; ``keys`` is read no further."""
-        blocks: list[int] = []
-        for key in keys:
-            block = self._block.get(key)
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+        # Stops at the first None, without a loop in Python: paths have thousands of blocks.
+        return list(iter(map(self._block.get, keys).__next__, None))
 
     def get(self, key: bytes) -> int | None:
         return self._block.get(key)
@@ -48,28 +43,33 @@ class PrefixIndex:
         each unbroken row of them."""
         entered: list[int] = []
         events: list[BlocksStored] = []
-        row: list[bytes] = []
-        before = last = parent
-        for key, block in zip(keys, blocks, strict=True):
-            if key in self._block:
-                self._told(events, before, row)
-                before, row, last = key, [], key
-                continue
-            self._block[key] = block
-            self._key[block] = key
-            self._parent[key] = last
-            entered.append(block)
-            row.append(key)
-            last = key
-        self._told(events, before, row)
+        start = 0
+        for end in (*self._places(keys), len(keys)):
+            if start < end:
+                before = keys[start - 1] if start else parent
+                self._enter(before, keys[start:end], blocks[start:end])
+                entered += blocks[start:end]
+                self._told(events, before, keys[start:end])
+            start = end + 1
         return entered, tuple(events)
+
+    def _places(self, keys: Sequence[bytes]) -> list[int]:
+        """Where keys are that are known already."""
+        if self._block.keys().isdisjoint(keys):
+            return []
+        return [place for place, key in enumerate(keys) if key in self._block]
+
+    def _enter(self, parent: bytes, keys: Sequence[bytes], blocks: Sequence[int]) -> None:
+        self._block.update(zip(keys, blocks, strict=True))
+        self._key.update(zip(blocks, keys, strict=True))
+        self._parent.update(zip(keys, (parent, *keys[:-1]), strict=True))
 
     def remove(self, blocks: Iterable[int]) -> tuple[BlocksRemoved, ...]:
         """Forget evicted blocks; one event, or none for none."""
-        keys = tuple(self._key.pop(block) for block in blocks)
+        keys = tuple(map(self._key.pop, blocks))
         for key in keys:
             del self._block[key], self._parent[key]
-        return (BlocksRemoved(self._model, Tier.DEVICE, keys),) if keys else ()
+        return self._gone(keys)
 
     def known(self) -> tuple[BlocksStored, ...]:
         """All that is in here, as ``publish`` told it."""
@@ -85,8 +85,14 @@ class PrefixIndex:
 
     def clear(self) -> tuple[BlocksRemoved, ...]:
         """Forget everything: the device blocks are void."""
-        return self.remove(list(self._key))
+        keys = tuple(self._key.values())
+        for known in (self._block, self._key, self._parent):
+            known.clear()
+        return self._gone(keys)
 
-    def _told(self, events: list[BlocksStored], parent: bytes, row: list[bytes]) -> None:
+    def _gone(self, keys: tuple[bytes, ...]) -> tuple[BlocksRemoved, ...]:
+        return (BlocksRemoved(self._model, Tier.DEVICE, keys),) if keys else ()
+
+    def _told(self, events: list[BlocksStored], parent: bytes, row: Sequence[bytes]) -> None:
         if row:
             events.append(BlocksStored(self._model, Tier.DEVICE, parent, tuple(row)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import chain
 from typing import Final
 
 import numpy as np
@@ -21,9 +22,9 @@ def given_keys(call: Submit, block_tokens: int) -> list[bytes]:
     follows from the one before."""
     tokens = np.frombuffer(call.tokens, dtype="<i4")
     full = len(tokens) // block_tokens
-    keys = [call.keys[at : at + KEY_BYTES] for at in range(0, len(call.keys), KEY_BYTES)]
     if not full or len(call.keys) != full * KEY_BYTES:
         return []
+    keys: list[bytes] = np.frombuffer(call.keys, dtype=f"V{KEY_BYTES}").tolist()
     before = keys[-2] if full > 1 else call.root
     last = tokens[(full - 1) * block_tokens : full * block_tokens]
     return keys if chain_keys(before, last, block_tokens) == keys[-1:] else []
@@ -139,8 +140,11 @@ class Sequence:
         """The keys from ``first``, before ``blocks``; those not known are computed as they are
         read, some ahead."""
         known = min(len(self.keys), blocks)
-        yield from self.keys[first:known]
-        for index in range(max(first, known), blocks):
+        ahead = self._compute(max(first, known), blocks, block_tokens)
+        return chain(self.keys[first:known], ahead)
+
+    def _compute(self, first: int, blocks: int, block_tokens: int) -> Iterator[bytes]:
+        for index in range(first, blocks):
             if index >= len(self.keys):
                 self.extend_path(min(index + KEYS_AHEAD, blocks), block_tokens)
             yield self.keys[index]

@@ -43,7 +43,7 @@ class KvSpace:
     ) -> bool:
         """Give the call the blocks that were ``found`` and ``arriving`` more, if all that
         ``tokens`` positions need could be had now while ``reserve`` more stay available."""
-        unheld = sum(1 for block in found if self.pool.is_cached(block))
+        unheld = self.pool.count_cached(found)
         needed = self.blocks_for(tokens) - len(found)
         if needed + unheld + reserve > self.pool.available:
             return False
@@ -82,8 +82,7 @@ class KvSpace:
         keys = call.extend_path(full, self.block_tokens)[first:full]
         parent = call.keys[first - 1] if first else call.call.root
         entered, events = self._index.publish(parent, keys, call.blocks[first:full])
-        for block in entered:
-            self.pool.publish(block)
+        self.pool.publish(entered)
         call.published = full
         return events
 

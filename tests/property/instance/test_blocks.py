@@ -75,8 +75,7 @@ class Blocks(RuleBasedStateMachine):
         for key, block in zip(path[known:], allocation.blocks, strict=True):
             assert (block in entered) == (key not in self.content)
             self.content.setdefault(key, block)
-        for block in entered:
-            self.pool.publish(block)
+        self.pool.publish(entered)
 
     @precondition(lambda self: self.users)
     @rule(data=st.data())

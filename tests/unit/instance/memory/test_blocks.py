@@ -32,8 +32,7 @@ def test_too_few_blocks_change_nothing() -> None:
 def test_the_end_of_the_least_recent_path_is_evicted_first() -> None:
     pool = BlockPool(4)
     old, new = taken(pool, 2), taken(pool, 2)
-    for block in old + new:
-        pool.publish(block)
+    pool.publish(old + new)
     pool.release(old)
     pool.release(new)
     allocation = pool.allocate(3)
@@ -46,7 +45,7 @@ def test_a_priority_function_decides_who_is_evicted() -> None:
     pool = BlockPool(3, priority=lambda block, access: (counts[block] > 0, access))
     blocks = taken(pool, 3)
     for block in blocks:
-        pool.publish(block)
+        pool.publish([block])
         pool.release([block])
     allocation = pool.allocate(3)
     assert allocation is not None
@@ -56,7 +55,7 @@ def test_a_priority_function_decides_who_is_evicted() -> None:
 def test_a_shared_block_is_not_evicted() -> None:
     pool = BlockPool(2)
     blocks = taken(pool, 2)
-    pool.publish(blocks[0])
+    pool.publish(blocks[:1])
     pool.release(blocks)
     pool.share(blocks[:1])
     assert taken(pool, 1) == [1]
@@ -66,7 +65,7 @@ def test_a_shared_block_is_not_evicted() -> None:
 def test_an_evicted_block_must_be_published_anew() -> None:
     pool = BlockPool(1)
     blocks = taken(pool, 1)
-    pool.publish(0)
+    pool.publish([0])
     pool.release(blocks)
     pool.release(taken(pool, 1))
     assert (pool.free, pool.cached) == (1, 0)
@@ -75,8 +74,7 @@ def test_an_evicted_block_must_be_published_anew() -> None:
 def test_the_eviction_order_stays_small_under_churn() -> None:
     pool = BlockPool(4)
     blocks = taken(pool, 4)
-    for block in blocks:
-        pool.publish(block)
+    pool.publish(blocks)
     pool.release(blocks)
     for _ in range(1000):
         pool.share([2])
@@ -91,7 +89,7 @@ def test_the_eviction_order_stays_small_under_churn() -> None:
 def test_a_free_block_cannot_be_used(misuse: str) -> None:
     pool = BlockPool(2)
     with pytest.raises(ValueError, match="block 1"):
-        getattr(pool, misuse)(1 if misuse == "publish" else [1])
+        getattr(pool, misuse)([1])
 
 
 def test_one_token_at_least_is_computed() -> None:
