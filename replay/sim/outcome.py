@@ -17,8 +17,8 @@ BOUNDS: Final = {"bound_p50": "sct_p50", "bound_p95": "sct_p95", "bound_seconds"
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One run: every measure that it has; what a paper prints, by the same names; the least that
-    any scheduler needs; where the mean second of a session went (``Parts``)."""
+    """One run: every measure that it has; what a paper prints, by the same names; unless calls
+    failed the least that any scheduler needs; where a mean session's seconds went (``Parts``)."""
 
     case: str
     calls: int
@@ -62,7 +62,7 @@ def row_of(run: Run) -> Row:
         failed=group.failed,
         measures=measure(group),
         published=run.info.published,
-        bounds={name: counters[key] for key, name in BOUNDS.items() if key in counters},
+        bounds={} if group.failed else {n: counters[k] for k, n in BOUNDS.items() if k in counters},
         parts=mean_parts(group.whole),
     )
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from alipes.replay.sim.cluster import Cluster
 from alipes.replay.sim.costs import engine_costs
 from alipes.replay.sim.hardware import Hardware
 from alipes.replay.sim.scenario import Case, Scenario, TraceSpec
-from alipes.replay.traces.form import Branch, Session, Trace
+from alipes.replay.traces.form import Session, Trace
 from alipes.replay.traces.load import load
 from alipes.replay.traces.synth.workloads import Wish, synthesise
 
@@ -30,21 +31,21 @@ class Workload:
     sessions: tuple[Session, ...]
 
 
-def workload(scenario: Scenario, folder: Path, at_most: int | None = None) -> Workload:
+def workload(
+    scenario: Scenario, hardware: Hardware, folder: Path, at_most: int | None = None
+) -> Workload:
     """``folder`` is the scenario file's; ``at_most`` sessions are taken from the beginning.
-    Raises ``TraceError`` and ``FieldError``."""
+    Raises ``TraceError``, ``HardwareError`` and, also for a session that no model can hold,
+    ``FieldError``."""
     spec = scenario.trace
     trace = _synthesised(spec, folder) if spec.synth else load([folder / spec.file])
-    sessions = trace.sessions
-    if spec.file and spec.sessions:
-        sessions = sessions[: spec.sessions]
+    sessions = trace.sessions[: spec.sessions or None] if spec.file else trace.sessions
     served = tuple(dict.fromkeys(m for instance in scenario.instances for m in instance.models))
-    models = spec.models or served
+    room = {model: longest_call(hardware, model) for model in (*served, *spec.models)}
+    models = itertools.cycle(spec.models or served)
     given = [
-        session
-        if session.model in served
-        else replace(session, model=models[number % len(models)], branches=_plain(session))
-        for number, session in enumerate(sessions)
+        session if session.model in served else _given(session, models, room)
+        for session in sessions
     ]
     repeated = [
         session if again == 0 else replace(session, id=f"{session.id}.{again + 1}")
@@ -54,17 +55,33 @@ def workload(scenario: Scenario, folder: Path, at_most: int | None = None) -> Wo
     return Workload(trace.source, tuple(repeated[:at_most]))
 
 
+def _given(session: Session, models: Iterator[str], room: Mapping[str, int]) -> Session:
+    """The session on the next model that can hold its longest call."""
+    longest = max(call.prompt + call.output for branch in session.branches for call in branch.calls)
+    for _ in room:
+        model = next(models)
+        if longest <= room[model]:
+            branches = tuple(replace(branch, model="") for branch in session.branches)
+            return replace(session, model=model, branches=branches)
+    raise FieldError(
+        "trace",
+        f"session {session.id} has a call of {longest} tokens, more than any model can hold;"
+        " leave it out, or name a model with a longer context",
+    )
+
+
+def longest_call(hardware: Hardware, model: str) -> int:
+    """Tokens of prompt and output that an instance can hold. Raises ``HardwareError``."""
+    blocks = engine_costs(hardware, model).kv_blocks
+    return min(hardware.models[model].context, blocks * hardware.block_tokens)
+
+
 def _synthesised(spec: TraceSpec, folder: Path) -> Trace:
     recorded = load([folder / spec.recorded]) if spec.recorded else None
     try:
         return synthesise(spec.synth, Wish(spec.seed, spec.sessions, spec.models, recorded))
     except ValueError as error:
         raise FieldError("trace", str(error)) from None
-
-
-def _plain(session: Session) -> tuple[Branch, ...]:
-    """Its branches on the session's own model."""
-    return tuple(replace(branch, model="") for branch in session.branches)
 
 
 def simulate(scenario: Scenario, hardware: Hardware, sessions: Workload, case: Case) -> Run:

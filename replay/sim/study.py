@@ -68,4 +68,4 @@ def prepare(
     chosen = tuple(c for c in cases(scenario) if not only or c.configuration in only)
     named = scenario.hardware in profiles()
     hardware = load_hardware(scenario.hardware if named else folder / scenario.hardware)
-    return Study(scenario, hardware, workload(scenario, folder, at_most), chosen)
+    return Study(scenario, hardware, workload(scenario, hardware, folder, at_most), chosen)
