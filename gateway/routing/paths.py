@@ -19,20 +19,27 @@ _KEY_COST: Final = 64  # a bytes object of 16 and the place in a list
 
 class TokenPath:
     """``tokens`` int32 (n,) of one tenant; a ``BlockPath`` of the router. Keys are those of the
-    contract's chain, with the tenant as salt."""
+    contract's chain over blocks of ``block_tokens``, with the tenant as salt."""
 
-    def __init__(self, tokens: TokenIds, tenant: str, previous: TokenPath | None = None) -> None:
+    def __init__(
+        self,
+        tokens: TokenIds,
+        tenant: str,
+        previous: TokenPath | None = None,
+        block_tokens: int = BLOCK_TOKENS,
+    ) -> None:
         self.tokens = tokens
         self._tenant = tenant
+        self._block_tokens = block_tokens
         self._keys: dict[str, list[bytes]] = {}
         if previous is not None and previous._keys:
-            shared = common_prefix(previous.tokens, tokens) // BLOCK_TOKENS
+            shared = common_prefix(previous.tokens, tokens) // block_tokens
             self._keys = {name: keys[:shared] for name, keys in previous._keys.items()}
 
     def keys(self, kv_format: str) -> Sequence[bytes]:
         """Keys of all full blocks, 16 bytes each; computed at most once for each format."""
         keys = self._keys.setdefault(kv_format, [])
-        wanted = len(self.tokens) // BLOCK_TOKENS
+        wanted = len(self.tokens) // self._block_tokens
         if len(keys) < wanted:
             root = chain_root(kv_format, self._tenant.encode())
             self._extend(keys, root, wanted)
@@ -42,7 +49,7 @@ class TokenPath:
         """The path of these tokens after those of this one."""
         whole = np.concatenate((self.tokens, tokens))
         whole.setflags(write=False)
-        return TokenPath(whole, self._tenant, self)
+        return TokenPath(whole, self._tenant, self, self._block_tokens)
 
     @property
     def cost(self) -> int:
@@ -50,8 +57,9 @@ class TokenPath:
         return self.tokens.nbytes + _KEY_COST * sum(map(len, self._keys.values()))
 
     def _extend(self, keys: list[bytes], root: bytes, wanted: int) -> None:
-        rest = self.tokens[len(keys) * BLOCK_TOKENS : wanted * BLOCK_TOKENS]
-        keys.extend(chain_keys(keys[-1] if keys else root, rest, BLOCK_TOKENS))
+        size = self._block_tokens
+        rest = self.tokens[len(keys) * size : wanted * size]
+        keys.extend(chain_keys(keys[-1] if keys else root, rest, size))
 
 
 def common_prefix(a: TokenIds, b: TokenIds) -> int:

@@ -61,8 +61,9 @@ class SessionCall:
 class SessionTable:
     """At most ``limit`` branches, beyond those with a call in flight, for ``idle`` seconds after
     their session's last use. When there are too many, the tenant with most sessions loses the one
-    it used longest ago. Paths take ``kept_bytes`` at most. ``entropy`` gives so many random bytes:
-    of a live gateway unguessable ones, as they name sessions that come without an id."""
+    it used longest ago. Paths, of blocks of ``block_tokens``, take ``kept_bytes`` at most.
+    ``entropy`` gives so many random bytes: of a live gateway unguessable ones, as they name
+    sessions that come without an id."""
 
     def __init__(
         self,
@@ -70,8 +71,10 @@ class SessionTable:
         idle: float,
         entropy: Callable[[int], bytes],
         kept_bytes: int = KEPT_BYTES,
+        block_tokens: int = BLOCK_TOKENS,
     ) -> None:
         self._limit = limit
+        self._block_tokens = block_tokens
         self._idle = int(idle * SECOND)
         self._entropy = entropy
         self._kept_bytes = kept_bytes
@@ -112,6 +115,7 @@ class SessionTable:
         near = base or next(reversed(branch.records), None)
         origin = None if branch.finished else session.origin(branch)
         last = next(reversed((origin or branch).records), None)
+        before = near.path if near is not None else None
         return SessionCall(
             session=session.id,
             name=name,
@@ -123,7 +127,7 @@ class SessionTable:
             origin=origin.id if origin is not None else b"",
             origin_calls=origin.finished if origin is not None else 0,
             final=claim.final,
-            path=TokenPath(tokens, tenant, near.path if near is not None else None),
+            path=TokenPath(tokens, tenant, before, self._block_tokens),
             _branch=branch,
             _base=base,
             _length=stem,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -60,9 +61,9 @@ def _model(session: Session, branch: int) -> str:
     return session.branches[branch].model or session.model
 
 
-def _prefill(call: Call, costs: EngineCosts, chunk: int) -> int:
+def _prefill(call: Call, again: frozenset[int], costs: EngineCosts, chunk: int) -> int:
     """ns of what neither the call's branch nor another session can have computed."""
-    position = _cached(call)
+    position = _cached(call, again)
     duration = costs.cold if position == 0 else 0
     while position < call.prompt:
         new = min(chunk, call.prompt - position)
@@ -71,11 +72,19 @@ def _prefill(call: Call, costs: EngineCosts, chunk: int) -> int:
     return duration
 
 
-def _cached(call: Call) -> int:
-    """Tokens that may be cached: what the branch kept, and content of all sessions after it. One
-    at least must be computed for there to be something to draw from."""
-    shared = itertools.takewhile(lambda span: span.stream >= 0, call.added)
-    return min(call.kept + sum(span.length for span in shared), call.prompt - 1)
+def _cached(call: Call, again: frozenset[int]) -> int:
+    """Tokens that may be cached: what the branch kept, and content after it which is in all
+    sessions, or comes ``again`` in its own. One at least must be computed for there to be
+    something to draw from."""
+    known = itertools.takewhile(lambda s: s.stream >= 0 or s.stream in again, call.added)
+    return min(call.kept + sum(span.length for span in known), call.prompt - 1)
+
+
+def _again(session: Session) -> frozenset[int]:
+    """Streams of the session's own that more than one call adds, as its sub-agents may."""
+    calls = (call for branch in session.branches for call in branch.calls)
+    seen = Counter(span.stream for call in calls for span in call.added)
+    return frozenset(stream for stream, count in seen.items() if count > 1)
 
 
 def _alone(
@@ -83,6 +92,7 @@ def _alone(
 ) -> float:
     """Seconds from the first call's due time to the last end, with calls of several branches
     side by side at no cost to each other."""
+    again = _again(session)
     ends: dict[tuple[str, int], float] = {}
     over: dict[str, float] = {}
     waiting = list(range(len(session.branches)))
@@ -101,7 +111,7 @@ def _alone(
                     break
                 begin = ready + _gap(call, gap_cap)
                 decode = model.decode(1, call.prompt + 1, max(call.output - 1, 0))
-                seconds = (_prefill(call, model, chunk) + decode) / 1e9
+                seconds = (_prefill(call, again, model, chunk) + decode) / 1e9
                 ends[branch.name, at[number]] = begin + seconds
                 at[number] += 1
                 moved = True
@@ -141,14 +151,14 @@ def _work(
     session: Session, costs: Mapping[str, EngineCosts], chunk: int, max_running: int
 ) -> float:
     """Seconds of device time that the session takes in full batches."""
-    total = 0.0
+    total, again = 0.0, _again(session)
     for number, branch in enumerate(session.branches):
         model = costs[_model(session, number)]
         estimate = model.estimate()
         # Shares of the cheapest batch: of the fixed part what a full one leaves to each call.
         step = estimate.decode_base / max_running + estimate.decode_call
         for call in branch.calls:
-            new = call.prompt - _cached(call)
+            new = call.prompt - _cached(call, again)
             drawn = max(call.output - 1, 0)
             context = drawn * (call.prompt + 1) + drawn * (drawn - 1) / 2
             total += new * (estimate.prefill_base / chunk + estimate.prefill_token)

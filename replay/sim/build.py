@@ -89,7 +89,8 @@ def build(fleet: Fleet, sessions: Sequence[Session], load: Load, seed: int, warm
     )
     router = Router({model: frozenset(names) for model, names in known.items()}, settings)
     generator = np.random.default_rng(seed)
-    table = SessionTable(1_000_000, 1e9, generator.bytes, KEPT_BYTES)
+    size = fleet.hardware.block_tokens
+    table = SessionTable(1_000_000, 1e9, generator.bytes, KEPT_BYTES, size)
     per_call = setup.gateway_seconds or fleet.hardware.gateway_seconds.value
     gateway_ns = round(per_call * 1e9)
     cluster = Cluster(sessions, pacing, router, table, VOCABULARY, gateway_ns, warmup)

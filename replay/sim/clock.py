@@ -9,6 +9,8 @@ from enum import IntEnum
 from typing import Final, Protocol
 
 HISTORY: Final = 400
+STANDSTILL: Final = 100_000
+"""So many events at one instant are a loop."""
 
 
 class Rank(IntEnum):
@@ -31,8 +33,8 @@ class Actor(Protocol):
 
 
 class SimulationError(AssertionError):
-    """What cannot be has happened: a stall, a call that nobody waits for, a negative resource. The
-    message ends with the last events before it."""
+    """What cannot be has happened: a stall, a call that nobody waits for, a negative resource. A
+    run's ends with the last events before it, see ``Clock.error``."""
 
 
 class Clock:
@@ -46,6 +48,7 @@ class Clock:
         self._due: list[tuple[int, Rank, int]] = []
         self._queued: list[int | None] = [None] * len(self._actors)
         self._history: deque[tuple[int, object]] = deque(maxlen=HISTORY)
+        self._standing = 0
 
     def note(self, *what: object) -> None:
         """Remember this for the message of an error."""
@@ -69,14 +72,20 @@ class Clock:
             if actor.wakeup != time:
                 self.moved(number)
                 continue
-            if time < self.now:
-                raise self.error(f"time falls from {self.now} to {time}")
+            self._check(time)
             self.now = time
             self.events += 1
             actor.act(time)
             self.moved(number)
             return True
         return False
+
+    def _check(self, time: int) -> None:
+        if time < self.now:
+            raise SimulationError(f"time falls from {self.now} to {time}")
+        self._standing = self._standing + 1 if time == self.now else 0
+        if self._standing == STANDSTILL:
+            raise SimulationError(f"{STANDSTILL} events, and it is still {time / 1e9:.6f} s")
 
     def error(self, problem: str) -> SimulationError:
         """An error with the history of what led to it."""

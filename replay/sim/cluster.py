@@ -33,13 +33,15 @@ from alipes.instance.contract import (
 )
 from alipes.replay.pacing import Pacing, Send
 from alipes.replay.records import CallRecord
-from alipes.replay.sim.clock import Clock, Rank
+from alipes.replay.sim.clock import Clock, Rank, SimulationError
 from alipes.replay.sim.instance import SNAPSHOT_NS, SimulatedInstance, latency_parts
 from alipes.replay.sim.timeline import Latency, parts_of
 from alipes.replay.traces.content import Content, Vocabulary
 from alipes.replay.traces.form import Branch, Call, Session
 
 TENANT: Final = "simulated"
+NANOSECONDS_LOST: Final = 1e-6
+"""Seconds by which the parts of a call may miss its latency, for they are floats."""
 
 
 @dataclass(slots=True)
@@ -115,17 +117,41 @@ class Cluster:
             self.clock.moved(self._numbers[name])
         self._stir()
 
-    def run(self) -> None:
-        """Until the last session has ended. Raises ``SimulationError``."""
-        while not self._pacing.done:
-            if not self.clock.step():
-                raise self.clock.error(f"{len(self._live)} calls wait and nothing will happen")
-        if self._live:
-            raise self.clock.error(f"{len(self._live)} calls were left when all sessions were over")
-        for name, instance in self._instances.items():
+    def run(self, checked: bool = False) -> None:
+        """Until the last session has ended. Raises ``SimulationError``. What must always hold is
+        looked at after every event if it is to be ``checked``, which takes time."""
+        try:
+            while not self._pacing.done:
+                if not self.clock.step():
+                    raise SimulationError(f"{len(self._live)} calls wait and nothing will happen")
+                if checked:
+                    self._check()
+            self._finish()
+        except Exception as error:
+            raise self.clock.error(str(error) or repr(error)) from error
+
+    def _finish(self) -> None:
+        """All sessions are over: nothing is left anywhere."""
+        for instance in self._instances.values():
             instance.finish(self.clock.now)
-            if not instance.scheduler.idle:
-                raise self.clock.error(f"instance {name} still has calls after the last session")
+        self._check()
+        status = self.router.status(self.clock.now)
+        placed = sum(instance.placed for instance in status.instances)
+        if self._live or self._queued or placed or any(status.queued.values()):
+            raise SimulationError(
+                f"when all sessions were over, {len(self._live)} calls were not: {placed} placed,"
+                f" {status.queued} queued"
+            )
+
+    def _check(self) -> None:
+        """Every call is in one place, and what its instance holds adds up."""
+        there = sum(instance.calls for instance in self._instances.values())
+        if there + len(self._queued) != len(self._live):
+            raise SimulationError(
+                f"of {len(self._live)} calls {len(self._queued)} are queued and {there} placed"
+            )
+        for instance in self._instances.values():
+            instance.check()
 
     @property
     def instances(self) -> tuple[SimulatedInstance, ...]:
@@ -280,11 +306,17 @@ class Cluster:
             case Started():
                 self.router.started(body.call_id, now)
             case Finished():
-                self._finished(self._live[body.call_id], body, now)
+                self._finished(self._awaited(name, body.call_id), body, now)
             case Failed():
-                live = self._live[body.call_id]
+                live = self._awaited(name, body.call_id)
                 self._instances[name].timeline.calls.pop(body.call_id, None)
                 self._fail(live, body.reason, now)
+
+    def _awaited(self, name: str, call_id: bytes) -> _Live:
+        live = self._live.get(call_id)
+        if live is None or live.instance != name:
+            raise SimulationError(f"{name} tells of call {call_id.hex()[-6:]}, which is not there")
+        return live
 
     def _finished(self, live: _Live, finished: Finished, now: int) -> None:
         self.clock.note("finished", live.call_id.hex()[-6:], live.instance)
@@ -299,7 +331,9 @@ class Cluster:
             now,
         )
         self._remember(live)
-        self.records.append(self._record(live, finished, now + self._gateway_ns))
+        record = self._record(live, finished, now + self._gateway_ns)
+        _check_record(record, live)
+        self.records.append(record)
         self._end(live, True, now + self._gateway_ns)
 
     def _fail(self, live: _Live, reason: str, now: int) -> None:
@@ -411,6 +445,19 @@ class _Clients:
 
     def act(self, now: int) -> None:
         self._cluster.send_due(now)
+
+
+def _check_record(record: CallRecord, live: _Live) -> None:
+    """All its tokens were drawn, none was found that was not asked for, and its seconds add up."""
+    asked, cached = len(live.prompt), record.cached_tokens
+    if record.completion_tokens != live.call.output or record.prompt_tokens != asked:
+        raise SimulationError(f"{record} was to be {asked} + {live.call.output} tokens")
+    if cached is None or not 0 <= cached < asked:
+        raise SimulationError(f"{cached} of {asked} tokens were cached: {record}")
+    parts = msgspec.structs.astuple(record.parts) if record.parts is not None else ()
+    seconds = record.finished - record.intended
+    if min(parts, default=-1.0) < 0 or abs(sum(parts) - seconds) > NANOSECONDS_LOST:
+        raise SimulationError(f"{parts} are not the {seconds} s of {record}")
 
 
 _NOTHING: Final = np.empty(0, np.int32)

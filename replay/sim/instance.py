@@ -26,6 +26,7 @@ from alipes.instance.scheduler import phases
 from alipes.instance.scheduler.rounds import RoundScheduler
 from alipes.instance.scheduler.work import Checkpoint, Linger, Progress, Restore, Run, Switch
 from alipes.replay.runs import MemoryRecord, SwitchRecord
+from alipes.replay.sim.clock import SimulationError
 from alipes.replay.sim.copier import Copier
 from alipes.replay.sim.timeline import Activity, Timeline
 
@@ -178,6 +179,28 @@ class SimulatedInstance:
             self._go_on()
         elif self._work is None:
             self._decide(now)
+        if self.wakeup is None and not self.scheduler.idle:
+            raise self._impossible("has calls, and nothing will happen to them")
+
+    @property
+    def calls(self) -> int:
+        """How many were sent here and have not ended."""
+        return len(self.timeline.calls)
+
+    def check(self) -> None:
+        """Raises ``SimulationError`` for a call that is nowhere, and for memory that is not."""
+        calls = self.scheduler.counters().live_calls
+        inbox = sum(isinstance(message, Submit) for message in self._inbox)
+        if calls + inbox != self.calls:
+            raise self._impossible(f"has {calls} calls and is to get {inbox} of {self.calls}")
+        device = self.scheduler.occupancy()
+        whole = device.free + device.cached + device.held == device.total
+        least = min(device.free, device.cached, device.held, device.host_held)
+        if not whole or least < 0 or not device.host_held <= device.host_used <= device.host_total:
+            raise self._impossible(f"has memory that does not add up: {device}")
+
+    def _impossible(self, problem: str) -> SimulationError:
+        return SimulationError(f"instance {self.name} {problem}")
 
     def _decide(self, now: int) -> None:
         """Take messages in and begin the next piece of work."""
@@ -393,11 +416,18 @@ class SimulatedInstance:
         self._round = rounds
 
     def finish(self, now: int) -> None:
-        """Nothing more will come."""
+        """Nothing more will come. Raises ``SimulationError`` for a nanosecond or a block that is
+        not accounted for."""
         self.timeline.add(self._resting, max(0, now - self._begin))
         self._begin = now
         if self._round:
             self._close_round(now)
+        spent = sum(self.timeline.spent.values())
+        if spent != now:
+            raise self._impossible(f"did something for {spent} of {now} ns")
+        occupancy = self.scheduler.occupancy()
+        if (occupancy.held or occupancy.host_held) and not self.scheduler.copying:
+            raise self._impossible(f"holds memory for nobody: {occupancy}")
 
     def _close_round(self, now: int) -> None:
         counters = self.scheduler.counters()

@@ -42,6 +42,15 @@ def test_a_path_that_goes_on_takes_keys_over(shared: int) -> None:
     assert before.keys("f") == slow_keys(before.tokens, "t", "f")
 
 
+def test_blocks_may_have_another_size() -> None:
+    tokens = prompt(1000)
+    path = TokenPath(tokens, "t", block_tokens=100)
+    assert path.keys("f") == chain_keys(chain_root("f", b"t"), tokens, 100)
+    longer = path.followed_by(prompt(250, 2))
+    assert longer.keys("f") == chain_keys(chain_root("f", b"t"), longer.tokens, 100)
+    assert longer.keys("f")[:10] == path.keys("f")
+
+
 def test_only_new_blocks_are_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     hashed: list[bytes] = []
 

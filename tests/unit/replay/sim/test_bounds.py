@@ -46,6 +46,16 @@ def test_content_of_all_sessions_may_be_cached() -> None:
     assert one(found) == pytest.approx(COSTS.prefill([(100, 900)]) / 1e9)
 
 
+def test_content_that_comes_again_in_its_session_may_be_cached() -> None:
+    """Whichever of two sub-agents is first computes what both begin with."""
+    common = Span(-9, 0, 900)
+    one_of, other = (Call(1000, 1, 0, (common, Span(-n, 0, 100))) for n in (1, 2))
+    subs = (Branch("one", (one_of,), MAIN, 0), Branch("two", (other,), MAIN, 0))
+    found = Session("s", (Branch(MAIN, (call(1000, 1, shared=999),)), *subs), MODEL)
+    last = COSTS.prefill([(100, 900)]) + COSTS.prefill([(1, 999)])
+    assert one(found) == pytest.approx(last / 1e9)
+
+
 def test_branches_run_side_by_side_and_are_joined() -> None:
     main = Branch(
         MAIN,
@@ -55,8 +65,8 @@ def test_branches_run_side_by_side_and_are_joined() -> None:
         ),
     )
     subs = tuple(
-        Branch(name, (call(2000, 1, gap=seconds),), MAIN, 0)
-        for name, seconds in (("one", 1.0), ("two", 3.0))
+        Branch(name, (call(prompt, 1, gap=seconds),), MAIN, 0)
+        for name, prompt, seconds in (("one", 1999, 1.0), ("two", 2000, 3.0))
     )
     found = Session("s", (main, *subs), MODEL)
     first = COSTS.cold + COSTS.prefill([(1000, 0)])
