@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+import numpy as np
 from hypothesis import strategies as st
 
 from alipes.instance.contract import Pool
@@ -144,7 +147,7 @@ SETUPS = st.builds(
     session_prefill=st.booleans(),
     host_kv=st.booleans(),
     staging=st.booleans(),
-    policy=st.sampled_from(["residency", "least-pressure", "session-sticky"]),
+    policy=st.sampled_from(["residency", "least-pressure", "session-sticky", "cache-aware"]),
     lease_seconds=st.sampled_from([0.0, 0.3, 5.0]),
     replica_penalty=st.sampled_from([0.0, 0.1]),
     switch_share=st.sampled_from([0.05, 0.1, 1.0]),
@@ -185,3 +188,56 @@ def specs_of(draw: st.DrawFn, names: Sequence[str]) -> InstanceSpec:
     chosen = draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
     hot = len(chosen) == 1 and draw(st.booleans())
     return InstanceSpec(tuple(chosen), Pool.HOT if hot else Pool.COLD)
+
+
+# --- one crowd, without Hypothesis -------------------------------------------------------------
+
+
+def crowd(seed: int, count: int, models: Sequence[str], rate: float) -> Case:
+    """``count`` sessions on two instances with little memory, at ``rate`` a second."""
+    generator = np.random.default_rng(seed)
+    work = tuple(_session(number, generator, models) for number in range(count))
+    hardware = hardware_of(models, blocks=48, host_blocks=150)
+    specs = [InstanceSpec(tuple(models)), InstanceSpec(tuple(models[:2]))]
+    setup = Setup(ttft=4.0, tpot=0.15, gamma=0.8, lease_seconds=0.5)
+    return Case(Fleet(hardware, setup, specs), work, Load(rate=rate), seed)
+
+
+def _session(number: int, generator: np.random.Generator, models: Sequence[str]) -> Session:
+    system = (Span(stream_id("system"), 0, 48),)
+    made: dict[str, list[Call]] = {MAIN: [], "sub": []}
+    for name, calls_of in made.items():
+        context = 0
+        for index in range(int(generator.integers(2, 8))):
+            new, output = int(generator.integers(5, 60)), int(generator.integers(1, 30))
+            kept = context if generator.random() < 0.9 else context // 2
+            if kept + new + output > LONGEST - 2 * BLOCK:
+                kept = 30
+            added = () if kept else system
+            added += (Span(stream_id("new", name, index, local=True), 0, new),)
+            prompt = kept + sum(span.length for span in added)
+            gap = float(generator.exponential(0.3))
+            calls_of.append(Call(prompt, output, kept, added, gap))
+            context = prompt + output
+    made[MAIN][-1] = _join(made[MAIN][-1], ["sub"])
+    branches = (Branch(MAIN, tuple(made[MAIN])), Branch("sub", tuple(made["sub"]), MAIN, 0))
+    return Session(f"s{number}", branches, models[number % len(models)])
+
+
+def written(cluster: Cluster) -> bytes:
+    """All that a finished run leaves, as bytes."""
+    lines: list[object] = [*cluster.records, cluster.counters()]
+    for instance in cluster.instances:
+        timeline = instance.timeline
+        lines += [*timeline.switches, *timeline.rounds, *timeline.memory]
+    return msgspec.json.Encoder().encode_lines(lines)
+
+
+def digest(policy: str) -> str:
+    """Of a whole run in a crowd."""
+    case = crowd(7, 25, NAMES[:3], 20.0)
+    setup = msgspec.structs.replace(case.fleet.setup, policy=policy)
+    fleet = replace(case.fleet, setup=setup)
+    cluster = replace(case, fleet=fleet).cluster()
+    cluster.run()
+    return hashlib.blake2b(written(cluster)).hexdigest()
