@@ -74,9 +74,22 @@ def build(fleet: Fleet, sessions: Sequence[Session], load: Load, seed: int, warm
         PacingSettings(load.concurrency, load.rate, load.recorded, seed, load.gap_cap),
         0,
     )
-    setup, named = fleet.setup, fleet.names()
+    generator = np.random.default_rng(seed)
+    size = fleet.hardware.block_tokens
+    table = SessionTable(1_000_000, 1e9, generator.bytes, KEPT_BYTES, size)
+    per_call = fleet.setup.gateway_seconds or fleet.hardware.gateway_seconds.value
+    gateway_ns = round(per_call * 1e9)
+    router = router_of(fleet)
+    cluster = Cluster(sessions, pacing, router, table, VOCABULARY, gateway_ns, warmup)
+    cluster.start({name: _instance(fleet, name, spec, cluster) for name, spec in fleet.names()})
+    return cluster
+
+
+def router_of(fleet: Fleet) -> Router:
+    """The cluster's router, which knows no instance yet."""
+    setup = fleet.setup
     known: dict[str, set[str]] = {}
-    for name, spec in named:
+    for name, spec in fleet.names():
         for model in spec.models:
             known.setdefault(model, set()).add(name)
     settings = RouterSettings(
@@ -87,15 +100,7 @@ def build(fleet: Fleet, sessions: Sequence[Session], load: Load, seed: int, warm
         control_window=setup.control_window,
         replica_penalty=setup.replica_penalty,
     )
-    router = Router({model: frozenset(names) for model, names in known.items()}, settings)
-    generator = np.random.default_rng(seed)
-    size = fleet.hardware.block_tokens
-    table = SessionTable(1_000_000, 1e9, generator.bytes, KEPT_BYTES, size)
-    per_call = setup.gateway_seconds or fleet.hardware.gateway_seconds.value
-    gateway_ns = round(per_call * 1e9)
-    cluster = Cluster(sessions, pacing, router, table, VOCABULARY, gateway_ns, warmup)
-    cluster.start({name: _instance(fleet, name, spec, cluster) for name, spec in named})
-    return cluster
+    return Router({model: frozenset(names) for model, names in known.items()}, settings)
 
 
 def _instance(
