@@ -37,7 +37,6 @@ from alipes.gateway.routing.sessions import SessionTable
 from alipes.gateway.telemetry.metrics import Metrics
 from alipes.gateway.telemetry.recording import RecordedCall
 from alipes.instance.contract import (
-    BLOCK_TOKENS,
     BlocksRemoved,
     BlocksStored,
     Cancel,
@@ -130,9 +129,10 @@ class Dispatcher:
             self.cancel(call)
             return
         self._send(call.instance, Cancel(call.call_id))
-        keys = call.session.path.keys(self._kv_format(call))
+        path = call.session.path
+        keys = path.keys(self._kv_format(call))
         prefix = keys[-1] if keys else b""
-        self._complete(call, Completion(len(call.drawn), prefix, len(keys) * BLOCK_TOKENS))
+        self._complete(call, Completion(len(call.drawn), prefix, len(keys) * path.block_tokens))
         self._end(call)
         self.tick()
 

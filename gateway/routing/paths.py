@@ -30,7 +30,7 @@ class TokenPath:
     ) -> None:
         self.tokens = tokens
         self._tenant = tenant
-        self._block_tokens = block_tokens
+        self.block_tokens: Final = block_tokens
         self._keys: dict[str, list[bytes]] = {}
         if previous is not None and previous._keys:
             shared = common_prefix(previous.tokens, tokens) // block_tokens
@@ -39,7 +39,7 @@ class TokenPath:
     def keys(self, kv_format: str) -> Sequence[bytes]:
         """Keys of all full blocks, 16 bytes each; computed at most once for each format."""
         keys = self._keys.setdefault(kv_format, [])
-        wanted = len(self.tokens) // self._block_tokens
+        wanted = len(self.tokens) // self.block_tokens
         if len(keys) < wanted:
             root = chain_root(kv_format, self._tenant.encode())
             self._extend(keys, root, wanted)
@@ -49,7 +49,7 @@ class TokenPath:
         """The path of these tokens after those of this one."""
         whole = np.concatenate((self.tokens, tokens))
         whole.setflags(write=False)
-        return TokenPath(whole, self._tenant, self, self._block_tokens)
+        return TokenPath(whole, self._tenant, self, self.block_tokens)
 
     @property
     def cost(self) -> int:
@@ -57,7 +57,7 @@ class TokenPath:
         return self.tokens.nbytes + _KEY_COST * sum(map(len, self._keys.values()))
 
     def _extend(self, keys: list[bytes], root: bytes, wanted: int) -> None:
-        size = self._block_tokens
+        size = self.block_tokens
         rest = self.tokens[len(keys) * size : wanted * size]
         keys.extend(chain_keys(keys[-1] if keys else root, rest, size))
 

@@ -8,6 +8,7 @@ a beginning is told by comparing ids.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -18,9 +19,29 @@ from alipes.instance.contract import BLOCK_TOKENS, TokenIds
 
 Place = tuple[str, str, int, bytes]
 """Tenant, model, sum over the full blocks, bytes of the ids after them."""
-Sums = NDArray[np.uint64]
 
 K = TypeVar("K")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sums:
+    """``totals`` over the first 0, 1, 2, ... full blocks of a prompt, uint64 (blocks + 1,)."""
+
+    totals: NDArray[np.uint64]
+    block_tokens: int
+
+    def first(self, length: int) -> Sums:
+        """Those of the first ``length`` ids."""
+        return Sums(self.totals[: length // self.block_tokens + 1], self.block_tokens)
+
+    @property
+    def last(self) -> int:
+        return int(self.totals[-1])
+
+    @property
+    def tokens(self) -> int:
+        """Ids in full blocks."""
+        return (len(self.totals) - 1) * self.block_tokens
 
 
 def may_begin(place: Place, length: int, tokens: TokenIds, sums: Sums) -> bool:
@@ -28,9 +49,9 @@ def may_begin(place: Place, length: int, tokens: TokenIds, sums: Sums) -> bool:
     tenant and model; almost certain without comparing all of them."""
     if length > len(tokens):
         return False
-    start = length // BLOCK_TOKENS * BLOCK_TOKENS
     _, _, total, rest = place
-    return int(sums[start // BLOCK_TOKENS]) == total and _bytes(tokens[start:length]) == rest
+    begun = sums.first(length)
+    return begun.last == total and _bytes(tokens[begun.tokens : length]) == rest
 
 
 def _bytes(tokens: TokenIds) -> bytes:
@@ -40,21 +61,30 @@ def _bytes(tokens: TokenIds) -> bytes:
 class PrefixIndex(Generic[K]):
     """Owners by the beginning they are filed under. ``seed`` makes sums unpredictable."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, block_tokens: int = BLOCK_TOKENS) -> None:
         self._random = np.random.default_rng(seed)
-        self._factors: Sums = np.empty(0, np.uint64)
+        self._block_tokens = block_tokens
+        self._factors: NDArray[np.uint64] = np.empty(0, np.uint64)
         self._owners: dict[tuple[str, str, int], dict[bytes, dict[K, None]]] = {}
 
-    def sums(self, tokens: TokenIds) -> Sums:
-        """Of the first 0, 1, 2, ... full blocks; uint64 (blocks + 1,)."""
-        blocks = len(tokens) // BLOCK_TOKENS
-        self._grow(blocks * BLOCK_TOKENS)
-        size = blocks * BLOCK_TOKENS
-        # Ids are shifted, as a product with id 0 would not tell how often it occurs.
-        parts = (tokens[:size].astype(np.uint64) + np.uint64(1)) * self._factors[:size]
-        sums = np.zeros(blocks + 1, np.uint64)
-        np.cumsum(parts.reshape(blocks, BLOCK_TOKENS).sum(axis=1), out=sums[1:])
-        return sums
+    def sums(self, tokens: TokenIds, begun: Sums | None = None) -> Sums:
+        """Those of ``tokens``, which go on from the ids that ``begun`` is of."""
+        size = self._block_tokens
+        blocks = len(tokens) // size
+        known = len(begun.totals) if begun is not None else 1
+        totals = np.zeros(max(known, blocks + 1), np.uint64)
+        if begun is not None:
+            totals[:known] = begun.totals
+        first, last = (known - 1) * size, blocks * size
+        if first < last:
+            self._grow(last)
+            # Ids are shifted, as a product with id 0 would not tell how often it occurs.
+            parts = (tokens[first:last].astype(np.uint64) + np.uint64(1)) * self._factors[
+                first:last
+            ]
+            np.cumsum(parts.reshape(-1, size).sum(axis=1), out=totals[known:])
+            totals[known:] += totals[known - 1]
+        return Sums(totals, size)
 
     def _grow(self, size: int) -> None:
         if size > len(self._factors):
@@ -64,8 +94,7 @@ class PrefixIndex(Generic[K]):
 
     def place(self, tenant: str, model: str, tokens: TokenIds, sums: Sums) -> Place:
         """Where ``tokens``, whose ``sums`` these are, are filed."""
-        rest = tokens[(len(sums) - 1) * BLOCK_TOKENS :]
-        return tenant, model, int(sums[-1]), _bytes(rest)
+        return tenant, model, sums.last, _bytes(tokens[sums.tokens :])
 
     def add(self, place: Place, owner: K) -> None:
         tenant, model, total, rest = place
@@ -88,13 +117,13 @@ class PrefixIndex(Generic[K]):
         """Owners of all true beginnings of ``tokens``, the longest first; those of one beginning
         come together, the latest first."""
         data = _bytes(tokens)
-        totals = sums.tolist()
+        totals = sums.totals.tolist()
         for blocks in range(len(totals) - 1, -1, -1):
             rests = self._owners.get((tenant, model, totals[blocks]))
             if not rests:
                 continue
-            start = blocks * BLOCK_TOKENS
-            longest = min(BLOCK_TOKENS - 1, len(tokens) - 1 - start)
+            start = blocks * self._block_tokens
+            longest = min(self._block_tokens - 1, len(tokens) - 1 - start)
             for length in range(longest, -1, -1):
                 rest = data[start * TOKEN_BYTES : (start + length) * TOKEN_BYTES]
                 if owners := rests.get(rest):

@@ -54,6 +54,7 @@ class SessionCall:
     _branch: Branch = field(repr=False)
     _base: Record | None = field(repr=False)
     _length: int = field(repr=False)
+    _sums: Sums = field(repr=False)
     _place: Place = field(repr=False)
     _open: bool = True
 
@@ -81,7 +82,8 @@ class SessionTable:
         self._sessions: dict[tuple[str, str], Session] = {}
         self._resting: dict[str, OrderedDict[Session, None]] = {}
         self._branches = 0
-        self._index: PrefixIndex[Record] = PrefixIndex(int.from_bytes(entropy(8), "little"))
+        seed = int.from_bytes(entropy(8), "little")
+        self._index: PrefixIndex[Record] = PrefixIndex(seed, block_tokens)
         self._kept: OrderedDict[Record, int] = OrderedDict()
         self._kept_cost = 0
         self._gone: list[bytes] = []
@@ -107,7 +109,7 @@ class SessionTable:
         with the first ``stem`` of them, 0 where these would not tell it from other sessions."""
         self._expire(now)
         sums = self._index.sums(tokens)
-        beginning, its_sums = tokens[:stem], sums[: stem // BLOCK_TOKENS + 1]
+        beginning, its_sums = tokens[:stem], sums.first(stem)
         found = self._find(tenant, model, claim, beginning, its_sums)
         session, name = found if found is not None else self._create(tenant, claim, now)
         branch, base, known = self._branch(session, name, claim.parent, model, tokens, sums)
@@ -131,6 +133,7 @@ class SessionTable:
             _branch=branch,
             _base=base,
             _length=stem,
+            _sums=sums,
             _place=self._index.place(tenant, model, beginning, its_sums),
         )
 
@@ -264,7 +267,8 @@ class SessionTable:
         path = call.path.followed_by(reply) if len(reply) else call.path
         # The last id of a reply is what ended it: a template may write another one, or none.
         whole = path.tokens[:-1]
-        end = self._index.place(branch.session.tenant, branch.model, whole, self._index.sums(whole))
+        sums = self._index.sums(whole, call._sums.first(len(whole)))
+        end = self._index.place(branch.session.tenant, branch.model, whole, sums)
         record = Record(branch, call._length, call._place, end, path)
         branch.records.append(record)
         if record.length:

@@ -17,8 +17,9 @@ def ids(*tokens: int) -> TokenIds:
 
 
 @pytest.mark.parametrize("length", [0, 1, 63, 64, 65, 128, 200])
-def test_only_a_true_beginning_may_begin(length: int) -> None:
-    index: PrefixIndex[int] = PrefixIndex(7)
+@pytest.mark.parametrize("block_tokens", [1, 50, 64, 256])
+def test_only_a_true_beginning_may_begin(length: int, block_tokens: int) -> None:
+    index: PrefixIndex[int] = PrefixIndex(7, block_tokens)
     whole = ids(*range(200))
     beginning, sums = whole[:length], index.sums(whole)
     place = index.place("t", "m", beginning, index.sums(beginning))
@@ -30,6 +31,18 @@ def test_only_a_true_beginning_may_begin(length: int) -> None:
     if length:
         short = whole[: length - 1]
         assert not may_begin(place, length, short, index.sums(short))
+
+
+@pytest.mark.parametrize("begun", [0, 1, 64, 100, 128, 200])
+@pytest.mark.parametrize("block_tokens", [1, 64, 256])
+def test_sums_go_on_from_those_of_a_beginning(begun: int, block_tokens: int) -> None:
+    index: PrefixIndex[int] = PrefixIndex(7, block_tokens)
+    whole = ids(*range(200))
+    beginning = index.sums(whole[:begun])
+    all_at_once = index.sums(whole).totals.tolist()
+    assert index.sums(whole, beginning).totals.tolist() == all_at_once
+    assert index.sums(whole).first(begun).totals.tolist() == beginning.totals.tolist()
+    assert len(all_at_once) == 200 // block_tokens + 1
 
 
 @pytest.mark.parametrize("kept", [0, 1 << 20])

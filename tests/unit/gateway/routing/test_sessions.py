@@ -16,7 +16,7 @@ from alipes.gateway.routing.sessions import (
     SessionTable,
 )
 from alipes.gateway.routing.views import SECOND
-from alipes.instance.contract import TokenIds
+from alipes.instance.contract import BLOCK_TOKENS, TokenIds
 
 LEAD = 3
 ASSISTANT = [7, 8, 9]
@@ -30,8 +30,14 @@ def ids(tokens: list[int]) -> TokenIds:
 class Table:
     """A table with short ways to call it; time passes by itself."""
 
-    def __init__(self, limit: int = 100, idle: float = 60.0, kept: int = KEPT_BYTES) -> None:
-        self.table = SessionTable(limit, idle, Random(3).randbytes, kept)
+    def __init__(
+        self,
+        limit: int = 100,
+        idle: float = 60.0,
+        kept: int = KEPT_BYTES,
+        block_tokens: int = BLOCK_TOKENS,
+    ) -> None:
+        self.table = SessionTable(limit, idle, Random(3).randbytes, kept, block_tokens)
         self.now = 0
 
     def begin(
@@ -57,8 +63,9 @@ class Table:
 
 
 @pytest.mark.parametrize("size", [1, 20, 61, 63, 64, 65, 128, 200])
-def test_a_growing_history_is_one_session(size: int) -> None:
-    table = Table()
+@pytest.mark.parametrize("block_tokens", [16, 64, 256])
+def test_a_growing_history_is_one_session(size: int, block_tokens: int) -> None:
+    table = Table(block_tokens=block_tokens)
     history, first = list(range(size)), ""
     for turn in range(5):
         call = table.begin(history)
@@ -66,6 +73,7 @@ def test_a_growing_history_is_one_session(size: int) -> None:
         assert call.session == first
         assert call.continuation is (turn > 0)
         assert call.known_tokens == (turn and len(history) - 1)
+        assert len(call.path.keys("f")) == (len(history) + LEAD) // block_tokens
         reply = [500 + turn, 501]
         table.end(call, reply)
         history = history + ASSISTANT + reply + [600 + turn]
