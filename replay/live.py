@@ -10,6 +10,7 @@ from pathlib import Path
 
 import msgspec
 
+from alipes.replay.files import write_whole
 from alipes.replay.pacing import Pacing, PacingSettings
 from alipes.replay.prepare import Sending
 from alipes.replay.records import CallRecord, Recorder
@@ -23,6 +24,7 @@ from alipes.replay.runs import (
     RunError,
     RunInfo,
     read_run,
+    write_info,
 )
 
 SUMMARY_FILE = "summary.json"
@@ -108,7 +110,7 @@ async def record(
         finally:
             _write_info(folder, info, replay)
             summary = msgspec.json.encode(replay.summary())
-            (folder / SUMMARY_FILE).write_bytes(summary)
+            write_whole(folder / SUMMARY_FILE, summary)
 
 
 def _write_info(folder: Path, info: RunInfo, replay: Replay) -> None:
@@ -117,4 +119,4 @@ def _write_info(folder: Path, info: RunInfo, replay: Replay) -> None:
     }
     seconds = max((record.finished for record in replay.records), default=0.0)
     now = msgspec.structs.replace(info, planned=planned, seconds=seconds, complete=replay.complete)
-    (folder / RUN_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(now)) + b"\n")
+    write_info(folder, now)

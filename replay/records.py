@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 
+from alipes.replay.files import Lines, write_whole
+
 
 class Parts(msgspec.Struct, frozen=True):
     """Where the seconds of a call went; they add up to its latency from the intended enqueue.
@@ -75,16 +77,14 @@ class Recorder:
     run, the file holds whole lines only. What the file held is dropped, but for ``kept``."""
 
     def __init__(self, path: Path, kept: Iterable[CallRecord] = ()) -> None:
-        fresh = path.with_name(f"{path.name}.new")
-        fresh.write_bytes(b"".join(map(_line, kept)))
-        fresh.replace(path)
-        self._file = path.open("ab", buffering=0)
+        write_whole(path, b"".join(map(_line, kept)))
+        self._lines = Lines(path)
 
     def add(self, record: CallRecord) -> None:
-        self._file.write(_line(record))
+        self._lines.add(_line(record))
 
     def close(self) -> None:
-        self._file.close()
+        self._lines.close()
 
 
 def _line(record: CallRecord) -> bytes:

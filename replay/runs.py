@@ -11,6 +11,7 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from alipes.replay.files import write_whole
 from alipes.replay.records import CallRecord
 
 FORM: Final = 1
@@ -118,9 +119,10 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def write_run(folder: Path, run: Run) -> None:
-    """Write a finished run; what the files held is dropped."""
+    """Write a finished run in place of any that the folder holds."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / RUN_FILE).write_bytes(msgspec.json.format(msgspec.json.encode(run.info)) + b"\n")
+    # Calls of one run never stand beside the description of another.
+    (folder / RUN_FILE).unlink(missing_ok=True)
     files = {
         CALLS_FILE: run.calls,
         SWITCHES_FILE: run.switches,
@@ -129,7 +131,14 @@ def write_run(folder: Path, run: Run) -> None:
     }
     for name, records in files.items():
         if records or name == CALLS_FILE:
-            (folder / name).write_bytes(msgspec.json.Encoder().encode_lines(records))
+            write_whole(folder / name, msgspec.json.Encoder().encode_lines(records))
+        else:
+            (folder / name).unlink(missing_ok=True)
+    write_info(folder, run.info)
+
+
+def write_info(folder: Path, info: RunInfo) -> None:
+    write_whole(folder / RUN_FILE, msgspec.json.format(msgspec.json.encode(info)) + b"\n")
 
 
 def read_run(folder: Path) -> Run:
