@@ -5,27 +5,26 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
-import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
+import msgspec
 import typer
 from msgspec.structs import replace
 
 from alipes.cli.cluster import DEFAULT_FILE, ConfigOption, JsonOption, load, prepare_models
-from alipes.cli.output import print_json, print_table, reported
-from alipes.cli.stack import serving
+from alipes.cli.output import CommandError, print_json, print_table, reported
+from alipes.cli.stack import FILE, PYTHON, serving
+from alipes.cli.timed_calls import time_calls
 from alipes.gateway.config import Cluster, ConfigError, instance_settings
 from alipes.gateway.fleet.cores import divide_cores
 from alipes.gateway.strict import nearest
 from alipes.instance.checkpoints.folder import SourceError
-from alipes.instance.contract import InstanceSettings, thread_environment
-from alipes.instance.engine.protocol import EngineError
-
-if TYPE_CHECKING:
-    from alipes.replay.sim.measure import Measured, Profile
+from alipes.replay.sim.hardware import quantities, save_hardware
+from alipes.replay.sim.measure import Measured, Profile, Recording, merged
+from alipes.replay.sim.measure import profile as fitted
 
 
 def profile(
@@ -38,13 +37,11 @@ def profile(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Time the engine of an instance and write what it takes as a hardware profile."""
-    from alipes.replay.sim.hardware import save_hardware
-
-    with reported(SourceError, EngineError, OSError):
+    """Time an instance while it serves; write what its work takes as a hardware profile."""
+    with reported(SourceError, OSError):
         cluster = load(config)
         name = _chosen(cluster, instance, config)
-        found = profile_instance(cluster, name)
+        found = fit_all([time_instance(cluster, name)])
         if out is not None:
             save_hardware(out, found.hardware)
     if as_json:
@@ -53,50 +50,38 @@ def profile(
         _show(found)
 
 
-def profile_instance(cluster: Cluster, name: str) -> Profile:
-    """Must be called before torch is loaded, so that the threads are those of the instance."""
-    folders = prepare_models(cluster, cluster.instances[name].models)
+def time_instance(cluster: Cluster, name: str) -> Measured:
+    """Serve the instance by itself for a while. Raises ``CommandError`` and ``SourceError``."""
     alone = _alone(cluster, name)
-    settings = instance_settings(alone, name, folders, "")
-    os.environ.update(thread_environment(settings.threads))
-    measured = measure(alone, settings, folders)
-
-    from alipes.replay.sim.measure import profile as fitted
-
-    return fitted(measured)
+    folders = prepare_models(alone, alone.models)
+    with tempfile.TemporaryDirectory(prefix="alipes-profile-") as work:
+        return _measure(alone, name, folders, Path(work))
 
 
-def measure(alone: Cluster, settings: InstanceSettings, folders: Mapping[str, Path]) -> Measured:
-    """Time the engine in this process, then calls through a gateway and an instance."""
-    from alipes.cli.timed_calls import time_calls
-    from alipes.instance.driver import build_engine
-    from alipes.replay.sim.measure import Measured
-    from alipes.replay.sim.timed_engine import time_engine
-
-    begin = time.perf_counter()
-    engine = build_engine(settings)
-    build = time.perf_counter() - begin
+def fit_all(measured: Sequence[Measured]) -> Profile:
+    """One profile of all that was measured of an instance. Raises ``CommandError``."""
     try:
-        models = time_engine(engine, settings, _layers(settings), time.perf_counter_ns)
-        host, reports = engine.host, engine.reports
-    finally:
-        engine.close()
-    del engine
-    contexts = {report.name: report.context for report in reports}
-    with (
-        tempfile.TemporaryDirectory(prefix="alipes-profile-") as work,
-        serving(alone, folders, Path(work) / "stack") as stack,
-    ):
-        calls = time_calls(stack, settings.name, contexts)
+        return fitted(merged(measured))
+    except ValueError as error:
+        name = measured[0].settings.name
+        raise CommandError(f"instance {name} cannot be profiled: {error}") from None
+
+
+def _measure(alone: Cluster, name: str, folders: Mapping[str, Path], work: Path) -> Measured:
+    out, served = work / "recording.json", work / "stack"
+    settings = instance_settings(alone, name, folders, "")
+    beside = (*PYTHON, "alipes.cli.timed_instance", str(served / FILE), name, str(out))
+    with serving(alone, folders, served, beside) as stack:
+        gateway = time_calls(stack, settings)
+    if not out.exists():
+        raise CommandError(f"instance {name} ended without a word; see {stack.log}")
     return Measured(
         settings=settings,
         machine=f"{cpu_name()}, {settings.threads} thread{'s' * (settings.threads > 1)}",
         date=datetime.now(UTC).date().isoformat(),
-        host=host,
-        models=models,
-        build=build,
-        gateway=calls.gateway,
-        loop=calls.loop,
+        recording=msgspec.json.decode(out.read_bytes(), type=Recording),
+        launch=stack.seconds,
+        gateway=gateway,
     )
 
 
@@ -117,44 +102,27 @@ def _chosen(cluster: Cluster, name: str, config: Path) -> str:
 
 
 def _alone(cluster: Cluster, name: str) -> Cluster:
-    """The instance by itself, with the threads that it has beside the others."""
+    """The instance by itself, with the threads that it has beside the others; it is started here,
+    not by the gateway."""
     wanted = {each: entry.threads for each, entry in cluster.instances.items() if entry.local}
     entry = cluster.instances[name]
     threads = divide_cores(len(os.sched_getaffinity(0)), wanted | {name: entry.threads})[name]
-    own = replace(entry, threads=threads, local=True)
-    gateway = replace(cluster.gateway, allow_forced_tokens=True)
+    own = replace(entry, threads=threads, local=False)
     models = {model: cluster.models[model] for model in entry.models}
-    return replace(cluster, models=models, instances={name: own}, gateway=gateway)
-
-
-def _layers(settings: InstanceSettings) -> dict[str, int]:
-    """Layers with KV, where the engine has real ones."""
-    if settings.engine != "native":
-        return {}
-    from alipes.instance.engine.native.shape import read_shape
-
-    shapes = {one.name: read_shape(Path(one.folder), one.dtype) for one in settings.models}
-    return {name: len(shape.states) for name, shape in shapes.items()}
+    return replace(cluster, models=models, instances={name: own})
 
 
 def _show(found: Profile) -> None:
-    from alipes.replay.sim.hardware import quantities
-
     hardware = found.hardware
     rows = [
         (path, f"{quantity.value:.4g}", "assumed" if quantity.assumed else "")
         for path, quantity in quantities(hardware)
         if quantity.value
     ]
-    print_table(
-        f"{hardware.name}: {hardware.about}",
-        ("number", "value", "basis"),
-        rows,
-        ("number", "basis"),
-    )
+    print_table(hardware.about, ("number", "value", "basis"), rows, ("number", "basis"))
     fits = [
-        (what, str(one.points), str(one.samples), f"{one.error_p50:.1%}", f"{one.error_max:.1%}")
+        (what, str(one.samples), f"{one.error_p50:.1%}", f"{one.error_p90:.1%}")
         for what, one in found.fits.items()
     ]
-    columns = ("work", "points", "samples", "error p50", "error max")
-    print_table("how far measured points lie from the fitted forms", columns, fits, ("work",))
+    columns = ("work", "samples", "error p50", "error p90")
+    print_table("how far single pieces of work lie from the fitted forms", columns, fits, ("work",))

@@ -24,7 +24,9 @@ QUICK_SESSIONS = 12
 
 
 def simulate(
-    file: Annotated[Path, typer.Argument(metavar="SCENARIO", help="A scenario file, YAML")],
+    file: Annotated[
+        Path | None, typer.Argument(metavar="[SCENARIO]", help="A scenario file, YAML")
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write one run folder a case here, for `alipes report`")
     ] = None,
@@ -41,8 +43,23 @@ def simulate(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write environment, rows and claims here")
     ] = None,
+    validating: Annotated[
+        bool,
+        typer.Option(
+            "--validate", help="Hold the simulator against this machine, without SCENARIO"
+        ),
+    ] = False,
 ) -> None:
     """Run every configuration of a scenario under every load, and say how each does."""
+    if validating:
+        from alipes.cli.validate import validate
+
+        _only_validating(file, only, seed, sensitivity)
+        validate(quick, json_file, out)
+        return
+    if file is None:
+        complain("SCENARIO is missing; give a scenario file, or --validate")
+        raise typer.Exit(USAGE)
     try:
         scenario = load_scenario(file)
         names = [name.strip() for name in only.split(",") if name.strip()]
@@ -59,6 +76,20 @@ def simulate(
         show_variants(study.scenario, found, varied)
     if not found.holds and not quick:
         raise typer.Exit(FAILURE)
+
+
+def _only_validating(file: Path | None, only: str, seed: int | None, sensitivity: bool) -> None:
+    given = {
+        "SCENARIO": file is not None,
+        "--only": only != "",
+        "--seed": seed is not None,
+        "--sensitivity": sensitivity,
+    }
+    for name in (name for name, is_given in given.items() if is_given):
+        complain(
+            f"{name} says nothing to --validate, which has its own trace; leave one of them out"
+        )
+        raise typer.Exit(USAGE)
 
 
 def _drive(

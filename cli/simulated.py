@@ -36,9 +36,9 @@ def show(study: Study, found: Outcome) -> None:
             row.case,
             f"{row.calls:,}",
             str(row.failed),
-            *(_number(name, row.measures.get(name)) for name in MAIN),
-            _number("rounds", row.measures.get("rounds")),
-            _number("seconds", study.seconds.get(row.case)),
+            *(number(name, row.measures.get(name)) for name in MAIN),
+            number("rounds", row.measures.get("rounds")),
+            number("seconds", study.seconds.get(row.case)),
         )
         for row in rows
     ]
@@ -48,9 +48,9 @@ def show(study: Study, found: Outcome) -> None:
     _show_published(found)
     for claim in found.claims:
         mark = "holds" if claim.holds else "DOES NOT HOLD"
-        _say(f"{mark}: {claim.name}: {claim.value:.3g} (target {claim.target})")
+        say(f"{mark}: {claim.name}: {claim.value:.3g} (target {claim.target})")
     for assumption in study.scenario.assumptions:
-        _say(f"assumed: {assumption}")
+        say(f"assumed: {assumption}")
 
 
 def show_variants(scenario: Scenario, found: Outcome, varied: Sequence[tuple[str, Row]]) -> None:
@@ -61,7 +61,7 @@ def show_variants(scenario: Scenario, found: Outcome, varied: Sequence[tuple[str
     for label, row in varied:
         lines.setdefault(label, {})[row.case] = row.measures.get("sct_p50")
     table = [
-        (label, *(_number("sct_p50", values.get(case)) for case in cases), _ratio(values, cases))
+        (label, *(number("sct_p50", values.get(case)) for case in cases), _ratio(values, cases))
         for label, values in lines.items()
     ]
     columns = ("number", *(f"SCT p50, {case}" for case in cases), "last / first")
@@ -83,16 +83,16 @@ def _best_rows(scenario: Scenario, found: Outcome) -> list[Row]:
 def _show_bounds(found: Outcome) -> None:
     for row in found.rows[:1]:
         told = ", ".join(
-            f"{NAMES[name][0]} {_number(name, value)} s" for name, value in row.bounds.items()
+            f"{NAMES[name][0]} {number(name, value)} s" for name, value in row.bounds.items()
         )
-        _say(f"no scheduler is below: {told}")
+        say(f"no scheduler is below: {told}")
 
 
 def _show_parts(rows: Sequence[Row]) -> None:
     told = [row for row in rows if row.parts]
     columns = ("case", *(title for _, title in PARTS))
     table = [
-        (row.case, *(_number("seconds", row.parts.get(name)) for name, _ in PARTS)) for row in told
+        (row.case, *(number("seconds", row.parts.get(name)) for name, _ in PARTS)) for row in told
     ]
     print_table("where the seconds of a mean session go", columns, table, ("case",))
 
@@ -103,15 +103,14 @@ def _show_published(found: Outcome) -> None:
         for name, value in row.published.items():
             ours = row.measures.get(name)
             ratio = f"{ours / value:.2f}" if ours is not None and value else ""
-            table.append(
-                (row.case, NAMES[name][0], _number(name, value), _number(name, ours), ratio)
-            )
+            table.append((row.case, NAMES[name][0], number(name, value), number(name, ours), ratio))
     if table:
         columns = ("case", "figure", "published", "simulated", "ratio")
         print_table("beside the paper", columns, table, ("case", "figure"))
 
 
-def _number(name: str, value: float | None) -> str:
+def number(name: str, value: float | None) -> str:
+    """A measure by the kind that it has."""
     if value is None:
         return ""
     kind = NAMES[name][1]
@@ -120,5 +119,5 @@ def _number(name: str, value: float | None) -> str:
     return f"{value:,.0f}" if kind == "count" or value >= 1000 else f"{value:.3g}"
 
 
-def _say(line: str) -> None:
+def say(line: str) -> None:
     Console().print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,37 +1,60 @@
-"""A whole stack for a while: ``alipes serve`` of a cluster, as processes, on ports of its own."""
+"""A whole stack for a while: ``alipes serve`` of a cluster, as processes, on a port of its own."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import os
+import select
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, Final
 
 import msgspec
 
 from alipes.cli.output import CommandError
 from alipes.gateway.config import Cluster
 
-STOP_SECONDS = 20
+FILE: Final = "alipes.yaml"
+STOP_SECONDS: Final = 20
+POLL_SECONDS: Final = 0.2
+LINE_SECONDS: Final = 5.0
+PYTHON: Final = (sys.executable, "-P", "-m")
+ALIPES: Final = (*PYTHON, "alipes.cli.main")
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """``log`` is what the gateway and its instances write."""
+    """``log`` is what the gateway and its instances write; it was ready after ``seconds``."""
 
     url: str
     log: Path
+    seconds: float
 
-    def calls(self) -> dict[str, dict[str, Any]]:
-        """The gateway's line of every call that has ended, by request id."""
-        lines = (line for line in self.log.read_text().splitlines() if line.startswith("{"))
-        return {call["request_id"]: call for call in map(json.loads, lines)}
+    def calls(self, wanted: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """The gateway's lines of these calls by request id; it writes one a moment after its
+        client has the end. Raises ``CommandError`` when one does not come."""
+        deadline, ids = time.monotonic() + LINE_SECONDS, set(wanted)
+        while True:
+            lines = (line for line in self.log.read_text().splitlines() if line.startswith("{"))
+            found = {call["request_id"]: call for call in map(_line, lines) if call}
+            if ids <= found.keys():
+                return {name: found[name] for name in ids}
+            if time.monotonic() > deadline:
+                raise CommandError(f"the gateway wrote no line of {min(ids - found.keys())}")
+            time.sleep(POLL_SECONDS)
+
+    def contexts(self) -> dict[str, int]:
+        """Tokens that a call of each model may have."""
+        import httpx
+
+        shown = httpx.get(f"{self.url}/v1/models", trust_env=False).json()["data"]
+        return {one["id"]: one["max_model_len"] for one in shown}
 
     def snapshot(self, instance: str) -> dict[str, Any]:
         """What the instance last told of itself."""
@@ -42,24 +65,45 @@ class Stack:
 
 
 @contextlib.contextmanager
-def serving(cluster: Cluster, folders: Mapping[str, Path], work: Path) -> Iterator[Stack]:
-    """Serve the cluster from prepared ``folders``; ``work`` is made for this stack alone. Raises
-    ``CommandError`` when it does not start."""
+def serving(
+    cluster: Cluster, folders: Mapping[str, Path], work: Path, beside: Sequence[str] = ()
+) -> Iterator[Stack]:
+    """Serve the cluster from prepared ``folders``; ``work`` is made for this stack alone. The
+    command ``beside`` runs as long as it does: instances that are not local. Raises
+    ``CommandError`` when the stack does not start."""
     work.mkdir(mode=0o700)
     port, log = _free_port(), work / "alipes.log"
-    (work / "alipes.yaml").write_text(json.dumps(_file(cluster, folders, port, work)))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
-    command = (sys.executable, "-P", "-m", "alipes.cli.main", "serve", "-c", "alipes.yaml")
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            command, cwd=work, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True
-        )
-    try:
-        assert process.stdout is not None
-        if not process.stdout.readline().startswith("ready:"):
+    file = write_cluster(cluster, folders, work, port)
+    begin = time.perf_counter()
+    with contextlib.ExitStack() as running:
+        errors = running.enter_context(log.open("w"))
+        # Entered first, so that it outlives the gateway.
+        others = [running.enter_context(_process(beside, errors))] if beside else []
+        gateway = running.enter_context(_process((*ALIPES, "serve", "-c", str(file)), errors))
+        if not _ready(gateway, others):
             lines = log.read_text().splitlines() or ["no word"]
             raise CommandError(f"the stack did not start: {lines[-1]}")
-        yield Stack(f"http://127.0.0.1:{port}", log)
+        yield Stack(f"http://127.0.0.1:{port}", log, time.perf_counter() - begin)
+
+
+def _ready(gateway: subprocess.Popen[str], others: Sequence[subprocess.Popen[str]]) -> bool:
+    """Wait until the gateway says that every model has an instance, or a process has ended."""
+    assert gateway.stdout is not None
+    while not select.select([gateway.stdout], [], [], POLL_SECONDS)[0]:
+        if any(process.poll() is not None for process in (gateway, *others)):
+            return False
+    return gateway.stdout.readline().startswith("ready:")
+
+
+@contextlib.contextmanager
+def _process(command: Sequence[str], errors: IO[str]) -> Iterator[subprocess.Popen[str]]:
+    """Ended when the block is left, however it is left."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True
+    )
+    try:
+        yield process
     finally:
         process.terminate()
         try:
@@ -71,23 +115,30 @@ def serving(cluster: Cluster, folders: Mapping[str, Path], work: Path) -> Iterat
         process.stdout.close()
 
 
-def _file(cluster: Cluster, folders: Mapping[str, Path], port: int, work: Path) -> dict[str, Any]:
-    """The cluster in the form of its file, its gateway open to forced tokens on ``port``."""
+def write_cluster(
+    cluster: Cluster, folders: Mapping[str, Path], work: Path, port: int | None = None
+) -> Path:
+    """A file of the cluster in ``work``, of those models that have folders. With a ``port`` its
+    gateway is there, open to forced tokens and nothing else of its own."""
     shown: dict[str, Any] = msgspec.to_builtins(cluster)
-    return shown | {
-        "models": {
-            name: {
-                "source": str(folders[name].absolute()),
-                "dtype": cluster.models[name].dtype,
-            }
-            for name in folders
-        },
-        "gateway": {
-            "port": port,
-            "endpoint": f"ipc://{work.absolute()}/link",
-            "allow_forced_tokens": True,
-        },
+    shown["models"] = {
+        name: {"source": str(folder.absolute()), "dtype": cluster.models[name].dtype}
+        for name, folder in folders.items()
     }
+    if port is not None:
+        endpoint = f"ipc://{work.absolute()}/link"
+        shown["gateway"] = {"port": port, "endpoint": endpoint, "allow_forced_tokens": True}
+    file = work / FILE
+    file.write_text(json.dumps(shown))
+    return file
+
+
+def _line(text: str) -> dict[str, Any]:
+    """A line of a call; nothing for one that is still being written."""
+    try:
+        return dict(json.loads(text))
+    except ValueError:
+        return {}
 
 
 def _free_port() -> int:

@@ -50,7 +50,7 @@ class EngineCosts:
     _prefill: tuple[int, int, int]
     _decode: tuple[int, int, int]
     _restore: tuple[int, int]
-    _checkpoint: int
+    _checkpoint: tuple[int, int]
     _fetch: tuple[int, int]
     _switch: int
     _h2d: float
@@ -77,7 +77,8 @@ class EngineCosts:
 
     def checkpoint(self, tokens: int) -> int:
         """Copying the KV of so many tokens to the host."""
-        return _ns(tokens * self._checkpoint)
+        base, token = self._checkpoint
+        return _ns(base + tokens * token)
 
     def fetch(self, tokens: int) -> int:
         """Copying the KV of so many tokens from another instance's host memory to this one's."""
@@ -132,7 +133,7 @@ def engine_costs(hardware: Hardware, model: str) -> EngineCosts:
         ),
         _decode=(_atto(costs.decode_base), _atto(costs.decode_call), _atto(costs.decode_context)),
         _restore=(_atto(fixed.restore), _copying(host_token, _kv_rate(rates))),
-        _checkpoint=_copying(host_token, rates.d2h),
+        _checkpoint=(_atto(fixed.checkpoint), _copying(host_token, rates.d2h)),
         _fetch=(_atto(fixed.fetch), _copying(host_token, rates.rdma)),
         _switch=_atto(fixed.switch),
         _h2d=rates.h2d.value,

@@ -72,13 +72,15 @@ class Rates(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class Fixed(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Seconds that come with every such piece of work, whatever its size. ``role`` is a change
-    between prefill and decode in place, without what it waits for running calls."""
+    between prefill and decode in place, without what it waits for running calls; ``checkpoint`` is
+    one copy of blocks to the host."""
 
     switch: Quantity
     restore: Quantity
     relaunch: Quantity
     fetch: Quantity = NOTHING
     role: Quantity = NOTHING
+    checkpoint: Quantity = NOTHING
 
 
 class ServiceTargets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

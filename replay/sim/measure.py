@@ -1,14 +1,15 @@
-"""From timings of an engine to a hardware profile: the forms of ``contract.Estimate``, fitted.
+"""From timings of an instance that served to a hardware profile: the forms of
+``contract.Estimate``, fitted.
 
-Every point is the median of its repetitions, and errors count relative to what was measured, so
-that a step of 4 ms weighs as much as a chunk of 2 s.
+An instance is timed while it serves, with its gateway and clients beside it, since that is what a
+simulated one stands for: on a small machine they slow the engine down.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from statistics import median
 from typing import Final
 
@@ -32,57 +33,66 @@ LEAST_SECONDS: Final = 1e-9
 UNSEEN_RATE: Final = 1e15
 """Bytes a second where more bytes took no longer."""
 DIGITS: Final = 6
-COPIES: Final = ("switch", "restore", "checkpoint")
-"""Where one was not timed, as a switch with a single model, the first that was stands for it."""
+REWEIGHTED: Final = 5
 
 
-@dataclass(frozen=True, slots=True)
-class Timing:
-    """Seconds that a piece of work took once; ``features`` are what its form multiplies."""
+class Kind(StrEnum):
+    """What a piece of work is, and what its form multiplies: (1, tokens, sum of tokens times end
+    position) of a prefill iteration, (1, calls, context) of a decode iteration, (1, bytes) of the
+    others."""
 
+    PREFILL = "prefill"
+    DECODE = "decode"
+    SWITCH = "switch"
+    RESTORE = "restore"
+    CHECKPOINT = "checkpoint"
+
+
+COPIES: Final = (Kind.SWITCH, Kind.RESTORE, Kind.CHECKPOINT)
+"""All models together. Where one was not timed, the rate of the first that was stands for it."""
+
+
+class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What one piece of work of a model took, in seconds."""
+
+    model: str
+    kind: Kind
     features: tuple[float, ...]
     seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class ModelTimings:
-    """One model on one engine. Features: of a prefill (1, tokens, sum of tokens * end position), of
-    a decode iteration (1, calls, context), of copies and switches (1, bytes)."""
+class Recording(msgspec.Struct, frozen=True):
+    """An instance that served: what it is made of, and what all its work took. ``layers`` are
+    those with KV, one where it is not said."""
 
-    report: ModelReport
-    layers: int
-    prefill: tuple[Timing, ...]
-    decode: tuple[Timing, ...]
-    restore: tuple[Timing, ...]
-    checkpoint: tuple[Timing, ...]
-    switch: tuple[Timing, ...]
+    reports: tuple[ModelReport, ...]
+    host: HostSlabs
+    layers: dict[str, int]
+    timings: tuple[Timing, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """All that was timed, once or more: ``gateway`` seconds a call beside its iterations, ``loop``
-    seconds between two iterations, ``build`` seconds from nothing to an engine. ``machine`` and
+    """A recording and what was timed outside the instance: ``launch`` seconds from nothing to an
+    instance that serves, ``gateway`` seconds of calls beside their iterations. ``machine`` and
     ``date`` go into the source of every number."""
 
     settings: InstanceSettings
     machine: str
     date: str
-    host: HostSlabs
-    models: tuple[ModelTimings, ...]
-    build: float
+    recording: Recording
+    launch: float
     gateway: tuple[float, ...]
-    loop: tuple[float, ...]
 
 
 class Fit(msgspec.Struct, frozen=True):
-    """Coefficients of a form and how far its ``points`` lie from it, as parts of what was
-    measured: at the median and at most."""
+    """Coefficients of a form and how far its ``samples`` lie from it, as parts of what was
+    measured: at the median and the 90th percentile."""
 
     coefficients: tuple[float, ...]
-    points: int
     samples: int
     error_p50: float
-    error_max: float
+    error_p90: float
 
 
 class Profile(msgspec.Struct, frozen=True):
@@ -92,77 +102,87 @@ class Profile(msgspec.Struct, frozen=True):
     fits: dict[str, Fit]
 
 
-def fit(timings: Iterable[Timing]) -> Fit:
-    """Non-negative least squares of ``seconds = coefficients . features``, relative errors, each
-    point the median of its timings. Raises ValueError without timings."""
-    points: dict[tuple[float, ...], list[float]] = defaultdict(list)
-    for timing in timings:
-        points[timing.features].append(max(timing.seconds, LEAST_SECONDS))
-    if not points:
+def merged(measured: Sequence[Measured]) -> Measured:
+    """Several measurements of one instance as one."""
+    first = measured[0]
+    timings = tuple(timing for one in measured for timing in one.recording.timings)
+    return replace(
+        first,
+        recording=msgspec.structs.replace(first.recording, timings=timings),
+        launch=sum(one.launch for one in measured) / len(measured),
+        gateway=tuple(seconds for one in measured for seconds in one.gateway),
+    )
+
+
+def fit(timings: Sequence[Timing]) -> Fit:
+    """Non-negative least squares of ``seconds = coefficients . features``, errors relative to what
+    the form says, so that it gives the mean of noisy timings. Raises ValueError without any."""
+    if not timings:
         raise ValueError("nothing was timed")
-    features = np.array(list(points))
-    seconds = np.array([median(values) for values in points.values()])
+    features = np.array([timing.features for timing in timings])
+    seconds = np.maximum([timing.seconds for timing in timings], LEAST_SECONDS)
     scale = np.maximum(features.max(axis=0), 1.0)
-    solution, _ = nnls(features / scale / seconds[:, None], np.ones(len(seconds)))
-    errors = np.abs(features / scale @ solution - seconds) / seconds
+    scaled, typical = features / scale, seconds
+    for _ in range(REWEIGHTED):
+        solution, _ = nnls(scaled / typical[:, None], seconds / typical)
+        typical = np.maximum(scaled @ solution, LEAST_SECONDS)
+    errors = np.abs(typical - seconds) / seconds
     return Fit(
         coefficients=tuple(float(value) for value in solution / scale),
-        points=len(points),
-        samples=sum(map(len, points.values())),
-        error_p50=float(np.median(errors)),
-        error_max=float(errors.max()),
+        samples=len(timings),
+        error_p50=float(np.percentile(errors, 50)),
+        error_p90=float(np.percentile(errors, 90)),
     )
 
 
 def profile(measured: Measured) -> Profile:
     """The profile ``this-machine``. Raises ValueError where something was not timed at all."""
-    fits = {
-        f"{model.report.name}: {what}": fit(getattr(model, what))
-        for model in measured.models
-        for what in ("prefill", "decode")
-    }
-    for what in COPIES:
-        timings = [one for model in measured.models for one in getattr(model, what)]
-        if timings:
-            fits[what] = fit(timings)
+    timings = measured.recording.timings
+    fits = {}
+    for report in measured.recording.reports:
+        for kind in (Kind.PREFILL, Kind.DECODE):
+            own = [one for one in timings if (one.model, one.kind) == (report.name, kind)]
+            if not own:
+                raise ValueError(f"no {kind} of {report.name} was timed")
+            fits[f"{report.name}: {kind}"] = fit(own)
+    for kind in COPIES:
+        if copies := [one for one in timings if one.kind is kind]:
+            fits[kind.value] = fit(copies)
     return Profile(_hardware(measured, fits), fits)
 
 
 def _hardware(measured: Measured, fits: dict[str, Fit]) -> Hardware:
-    settings, targets = measured.settings, measured.settings.targets
+    settings, targets, recording = measured.settings, measured.settings.targets, measured.recording
     given = f"settings of instance {settings.name}"
-    device = _device_bytes(measured)
-    loop = median(measured.loop) if measured.loop else 0.0
+    device = max(settings.device_bytes, *map(_used, recording.reports))
     told = _Teller(measured)
-    rates = _rates(told, fits)
     return Hardware(
         name=NAME,
-        about=f"{measured.machine}, as the {settings.engine} engine of {settings.name} ran on"
-        f" {measured.date}. Seconds, bytes, bytes a second. Iterations include"
-        f" {loop * 1e3:.2f} ms that pass between two of them.",
+        about=f"{measured.machine}: the {settings.engine} engine of {settings.name} while it"
+        f" served, {measured.date}. Seconds, bytes, bytes a second.",
         device_bytes=Quantity(device, source=given),
-        host_bytes=Quantity(measured.host.slab_bytes * measured.host.count, source=given),
+        host_bytes=Quantity(recording.host.slab_bytes * recording.host.count, source=given),
         runtime_bytes=Quantity(
-            min(device - _used(model.report) for model in measured.models),
-            source="what the engine's own plan leaves of device_bytes beside weights and KV",
+            min(device - _used(report) for report in recording.reports),
+            source="what weights and KV leave of device_bytes",
         ),
-        staging_share=Quantity(0.5, assumed="half, as nothing is staged on a CPU yet"),
-        rates=rates,
+        staging_share=Quantity(0.5, assumed="half; nothing is staged on a CPU yet"),
+        rates=_rates(told, fits),
         fixed=Fixed(
-            switch=told.base(fits.get("switch")),
-            restore=told.base(fits.get("restore")),
-            relaunch=told.seconds(measured.build, 1),
+            switch=told.base(fits, Kind.SWITCH),
+            restore=told.base(fits, Kind.RESTORE),
+            checkpoint=told.base(fits, Kind.CHECKPOINT),
+            relaunch=told.seconds(measured.launch, 1),
         ),
         models={
-            model.report.name: _costs(
+            report.name: _costs(
                 told,
-                model,
-                fits[f"{model.report.name}: prefill"],
-                fits[f"{model.report.name}: decode"],
-                loop,
-                settings.block_tokens,
+                report,
+                recording.layers.get(report.name, 1),
+                fits[f"{report.name}: {Kind.PREFILL}"],
+                fits[f"{report.name}: {Kind.DECODE}"],
             )
-            for model in measured.models
+            for report in recording.reports
         },
         prefill_chunk=settings.prefill_chunk,
         max_running=settings.max_running,
@@ -172,9 +192,7 @@ def _hardware(measured: Measured, fits: dict[str, Fit]) -> Hardware:
             tpot=Quantity(targets.tpot, source=given),
             gamma=Quantity(targets.gamma, source=given),
         ),
-        gateway_seconds=told.seconds(
-            median(measured.gateway) if measured.gateway else 0.0, len(measured.gateway)
-        ),
+        gateway_seconds=told.seconds(median(measured.gateway), len(measured.gateway)),
     )
 
 
@@ -191,22 +209,21 @@ def _rates(told: _Teller, fits: dict[str, Fit]) -> Rates:
 
 
 def _costs(
-    told: _Teller, model: ModelTimings, prefill: Fit, decode: Fit, loop: float, block_tokens: int
+    told: _Teller, report: ModelReport, layers: int, prefill: Fit, decode: Fit
 ) -> ModelCosts:
-    report = model.report
     stated = "what the engine reports"
     p, d = prefill.coefficients, decode.coefficients
     return ModelCosts(
         weight_bytes=Quantity(report.weight_bytes, source=stated),
-        kv_token_bytes=Quantity(report.block_bytes / block_tokens, source=stated),
-        prefill_base=told.seconds(p[0] + loop, prefill.samples),
+        kv_token_bytes=Quantity(report.block_bytes / told.block_tokens, source=stated),
+        prefill_base=told.seconds(p[0], prefill.samples),
         prefill_token=told.seconds(p[1], prefill.samples),
         prefill_context=told.seconds(p[2], prefill.samples),
-        decode_base=told.seconds(max(d[0] + loop, LEAST_SECONDS), decode.samples),
+        decode_base=told.seconds(max(d[0], LEAST_SECONDS), decode.samples),
         decode_call=told.seconds(d[1], decode.samples),
         decode_context=told.seconds(d[2], decode.samples),
         context=report.context,
-        layers=model.layers,
+        layers=layers,
     )
 
 
@@ -216,22 +233,27 @@ class _Teller:
 
     measured: Measured
 
+    @property
+    def block_tokens(self) -> int:
+        return self.measured.settings.block_tokens
+
     def seconds(self, value: float, samples: int) -> Quantity:
         return Quantity(_rounded(value), source=self._source(samples))
 
-    def base(self, fit: Fit | None) -> Quantity:
-        if fit is None:
-            return Quantity(0.0, assumed="not timed: there is nothing to do it with")
-        return self.seconds(fit.coefficients[0], fit.samples)
+    def base(self, fits: dict[str, Fit], kind: Kind) -> Quantity:
+        """What comes with every copy of a kind."""
+        if kind in fits:
+            return self.seconds(fits[kind].coefficients[0], fits[kind].samples)
+        return Quantity(0.0, assumed="not timed: it was never needed")
 
-    def rate(self, fits: dict[str, Fit], what: str) -> Quantity:
+    def rate(self, fits: dict[str, Fit], kind: Kind) -> Quantity:
         """Raises ValueError where no copy was timed."""
-        if what in fits:
-            return Quantity(_rounded(_rate(fits[what])), source=self._source(fits[what].samples))
+        if kind in fits:
+            return Quantity(_rate(fits[kind]), source=self._source(fits[kind].samples))
         other = next((name for name in COPIES if name in fits), None)
         if other is None:
-            raise ValueError("no copy was timed: give the instance host_bytes, or a second model")
-        return Quantity(_rounded(_rate(fits[other])), assumed=f"not timed; that of a {other}")
+            raise ValueError("no copy was timed")
+        return Quantity(_rate(fits[other]), assumed=f"not timed; that of a {other}")
 
     def _source(self, samples: int) -> str:
         measured = self.measured
@@ -242,7 +264,7 @@ class _Teller:
 
 def _rate(fit: Fit) -> float:
     second = fit.coefficients[1]
-    return 1.0 / second if second > 1.0 / UNSEEN_RATE else UNSEEN_RATE
+    return _rounded(1.0 / second if second > 1.0 / UNSEEN_RATE else UNSEEN_RATE)
 
 
 def _rounded(value: float) -> float:
@@ -252,8 +274,3 @@ def _rounded(value: float) -> float:
 def _used(report: ModelReport) -> int:
     """Device bytes of weights and KV."""
     return report.weight_bytes + report.kv_blocks * report.block_bytes
-
-
-def _device_bytes(measured: Measured) -> int:
-    """As set, or what the engine uses where weights are extra, as the fake one's are."""
-    return max(measured.settings.device_bytes, *(_used(m.report) for m in measured.models))
