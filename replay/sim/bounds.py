@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from alipes.replay.sim.costs import EngineCosts
-from alipes.replay.traces.form import Call, Session, Wait
+from alipes.replay.traces.form import Call, Session, Wait, reply_stream
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
     """Seconds: by session, alone; of the sessions that arrive together the median and 95th
-    percentile at least; the whole run."""
+    percentile at least, of those that count; the whole run."""
 
     alone: dict[str, float]
     p50: float
@@ -36,18 +36,19 @@ def bounds(
     max_running: int,
     gap_cap: float | None,
     together: bool,
+    warmup: int = 0,
 ) -> Bounds:
     """On so many instances. All start ``together`` or not: only then does the fluid device bound
-    percentiles."""
+    percentiles. The first ``warmup`` sessions count in the whole run alone."""
     alone = [_alone(session, costs, chunk, gap_cap) for session in sessions]
     work = [_work(session, costs, chunk, max_running) / instances for session in sessions]
-    ranked = sorted(work)
+    counted, ranked = sorted(alone[warmup:]), sorted(work[warmup:])
     total = math.fsum(work)
 
     def least(percent: float) -> float:
-        rank = max(0, math.ceil(percent / 100 * len(sessions)) - 1)
+        rank = max(0, math.ceil(percent / 100 * len(counted)) - 1)
         fluid = math.fsum(ranked[: rank + 1]) if together else 0.0
-        return max(sorted(alone)[rank], fluid)
+        return max(counted[rank], fluid)
 
     return Bounds(
         {session.id: seconds for session, seconds in zip(sessions, alone, strict=True)},
@@ -81,9 +82,12 @@ def _cached(call: Call, again: frozenset[int]) -> int:
 
 
 def _again(session: Session) -> frozenset[int]:
-    """Streams of the session's own that more than one call adds, as its sub-agents may."""
-    calls = (call for branch in session.branches for call in branch.calls)
-    seen = Counter(span.stream for call in calls for span in call.added)
+    """Streams of the session's own that more than one call adds, as its sub-agents may, or that
+    one drew and another adds."""
+    seen: Counter[int] = Counter()
+    for branch in session.branches:
+        for index, call in enumerate(branch.calls):
+            seen.update((reply_stream(branch.name, index), *(span.stream for span in call.added)))
     return frozenset(stream for stream, count in seen.items() if count > 1)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,8 +35,8 @@ def workload(
     scenario: Scenario, hardware: Hardware, folder: Path, at_most: int | None = None
 ) -> Workload:
     """``folder`` is the scenario file's; ``at_most`` sessions are taken from the beginning.
-    Raises ``TraceError``, ``HardwareError`` and, also for a session that no model can hold,
-    ``FieldError``."""
+    Raises ``TraceError``, ``HardwareError`` and ``FieldError``, which is also for a session that no
+    model can hold, or that goes by another's name."""
     spec = scenario.trace
     trace = _synthesised(spec, folder) if spec.synth else load([folder / spec.file])
     sessions = trace.sessions[: spec.sessions or None] if spec.file else trace.sessions
@@ -52,7 +52,25 @@ def workload(
         for again in range(spec.repeat)
         for session in given
     ]
-    return Workload(trace.source, tuple(repeated[:at_most]))
+    _check_sessions(repeated, served)
+    counted = repeated[:at_most]
+    if scenario.warmup >= len(counted):
+        problem = f"leaves none of {len(counted)} sessions to count; make it less"
+        raise FieldError("warmup", problem)
+    return Workload(trace.source, tuple(counted))
+
+
+def _check_sessions(sessions: Sequence[Session], served: Collection[str]) -> None:
+    seen: set[str] = set()
+    for session in sessions:
+        if session.id in seen:
+            problem = f"two sessions would be called {session.id}; rename one, or leave repeat out"
+            raise FieldError("trace", problem)
+        seen.add(session.id)
+        for branch in session.branches:
+            if branch.model and branch.model not in served:
+                problem = f"branch {branch.name} of session {session.id} is of {branch.model}"
+                raise FieldError("trace", f"{problem}, which no instance serves; add the model")
 
 
 def _given(session: Session, models: Iterator[str], room: Mapping[str, int]) -> Session:
@@ -91,7 +109,7 @@ def simulate(scenario: Scenario, hardware: Hardware, sessions: Workload, case: C
     fleet = Fleet(hardware, case.setup, scenario.instances)
     cluster = build(fleet, sessions.sessions, case.pacing, scenario.seed, scenario.warmup)
     cluster.run()
-    least = bounds_of(fleet, sessions.sessions, case)
+    least = bounds_of(fleet, sessions.sessions, case, scenario.warmup)
     info = _info(scenario, hardware, sessions, case, cluster, least)
     timelines = [instance.timeline for instance in cluster.instances]
     return Run(
@@ -114,7 +132,7 @@ def _sized(hardware: Hardware, case: Case) -> Hardware:
     )
 
 
-def bounds_of(fleet: Fleet, sessions: Sequence[Session], case: Case) -> Bounds:
+def bounds_of(fleet: Fleet, sessions: Sequence[Session], case: Case, warmup: int = 0) -> Bounds:
     hardware = fleet.hardware
     models = {model for instance in fleet.instances for model in instance.models}
     pacing = case.pacing
@@ -126,6 +144,7 @@ def bounds_of(fleet: Fleet, sessions: Sequence[Session], case: Case) -> Bounds:
         hardware.max_running,
         pacing.gap_cap,
         together=not (pacing.concurrency or pacing.rate or pacing.recorded),
+        warmup=warmup,
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from alipes.replay.sim.bounds import bounds
 from alipes.replay.sim.costs import engine_costs
 from alipes.replay.sim.hardware import load_hardware
-from alipes.replay.traces.form import MAIN, Branch, Call, Session, Span, Wait
+from alipes.replay.traces.form import MAIN, Branch, Call, Session, Span, Wait, reply_stream
 
 MODEL = "qwen3-32b"
 COSTS = engine_costs(load_hardware("b200-tp4"), MODEL)
@@ -56,6 +56,13 @@ def test_content_that_comes_again_in_its_session_may_be_cached() -> None:
     assert one(found) == pytest.approx(last / 1e9)
 
 
+def test_a_reply_that_a_later_prompt_adds_may_be_cached() -> None:
+    again = Call(1100, 1, 1000, (Span(reply_stream(MAIN, 0), 0, 99), Span(-3, 0, 1)))
+    found = session("s", call(1000, 101, shared=999), again)
+    seconds = COSTS.prefill([(1, 999)]) + COSTS.decode(1, 1001, 100) + COSTS.prefill([(1, 1099)])
+    assert one(found) == pytest.approx(seconds / 1e9)
+
+
 def test_branches_run_side_by_side_and_are_joined() -> None:
     main = Branch(
         MAIN,
@@ -73,6 +80,13 @@ def test_branches_run_side_by_side_and_are_joined() -> None:
     sub = COSTS.cold + COSTS.prefill([(2000, 0)])
     last = COSTS.prefill([(499, 1001)])
     assert one(found) == pytest.approx((first + sub + last) / 1e9 + 3.0)
+
+
+def test_warm_up_is_in_no_percentile() -> None:
+    many = [session(str(n), call(prompt, 11)) for n, prompt in enumerate((90_000, 90_000, 1000))]
+    found = bounds(many, {MODEL: COSTS}, 1, CHUNK, RUNNING, None, True, warmup=2)
+    assert found.p50 == found.p95 == found.alone["2"]
+    assert found.makespan >= found.alone["0"]
 
 
 def test_the_fluid_device_bounds_what_arrives_together() -> None:
