@@ -91,9 +91,7 @@ def replay(
 ) -> None:
     """Replay recorded sessions against a live endpoint; report session completion time and TTFT."""
     try:
-        if recorded and rate:
-            raise PlanError("--recorded and --rate say two things of when sessions arrive")
-        pacing = PacingSettings(concurrency, rate, recorded, seed, gap_cap)
+        pacing = _pacing(concurrency, rate, recorded, seed, gap_cap)
         sending = Sending(forced, plain, vocabulary(vocab), warmup)
         chosen, renamed = _names(models), _renamed(model_map)
         plan = assign(load(files).sessions, chosen, sessions, renamed)
@@ -112,6 +110,15 @@ def replay(
         raise typer.Exit(130)
     if summary.failed:
         raise typer.Exit(FAILURE)
+
+
+def _pacing(
+    concurrency: int, rate: float, recorded: bool, seed: int, gap_cap: float
+) -> PacingSettings:
+    try:
+        return PacingSettings(concurrency, rate, recorded, seed, gap_cap)
+    except ValueError as error:
+        raise PlanError(str(error)) from None
 
 
 def _names(models: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ import heapq
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import isfinite, isnan
 from typing import Final
 
 import numpy as np
@@ -20,6 +21,8 @@ from alipes.replay.progress import Place, Progress, SessionError, check
 from alipes.replay.traces.form import Call, Session
 
 NANOSECONDS: Final = 1_000_000_000
+LEAST_RATE: Final = 1e-6
+"""Sessions that arrive more rarely than every 11 days are a mistake."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +42,12 @@ class PacingSettings:
     def __post_init__(self) -> None:
         if self.concurrency < 0 or self.rate < 0 or self.seed < 0 or (self.gap_cap or 0.0) < 0:
             raise ValueError("concurrency, rate, seed and gap cap of a replay cannot be negative")
+        if not isfinite(self.rate) or isnan(self.gap_cap or 0.0):
+            raise ValueError("the rate or gap cap of a replay is not a number")
+        if 0 < self.rate < LEAST_RATE:
+            raise ValueError(
+                f"a rate below {LEAST_RATE:g} sessions a second is none; use 0 or more"
+            )
         if self.recorded and self.rate:
             raise ValueError("sessions arrive as recorded or at a rate, not both")
 

@@ -25,7 +25,7 @@ from alipes.instance.contract import (
 from alipes.instance.engine.protocol import HostSlabs
 from alipes.instance.scheduler.profile import Trial
 from alipes.instance.scheduler.rounds import RoundScheduler
-from alipes.replay.pacing import Pacing, PacingSettings
+from alipes.replay.pacing import Pacing
 from alipes.replay.sim.cluster import Cluster
 from alipes.replay.sim.costs import EngineCosts, engine_costs
 from alipes.replay.sim.hardware import Hardware, HardwareError
@@ -69,11 +69,7 @@ class Fleet:
 def build(fleet: Fleet, sessions: Sequence[Session], load: Load, seed: int, warmup: int) -> Cluster:
     """A cluster in which every instance has connected. Raises ``HardwareError`` for a model that
     the hardware does not know or cannot hold, ``SessionError`` for sessions that never end."""
-    pacing = Pacing(
-        sessions,
-        PacingSettings(load.concurrency, load.rate, load.recorded, seed, load.gap_cap),
-        0,
-    )
+    pacing = Pacing(sessions, load.settings(seed), 0)
     generator = np.random.default_rng(seed)
     size = fleet.hardware.block_tokens
     table = SessionTable(1_000_000, 1e9, generator.bytes, KEPT_BYTES, size)

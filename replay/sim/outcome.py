@@ -30,7 +30,8 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """``value`` against ``target``, in the words of ``name``."""
+    """``value`` against ``target``, in the words of ``name``. None holds of runs in which calls
+    failed: their sessions are in no figure."""
 
     name: str
     value: float
@@ -63,7 +64,7 @@ def row_of(run: Run) -> Row:
         measures=measure(group),
         published=run.info.published,
         bounds={} if group.failed else {n: counters[k] for k, n in BOUNDS.items() if k in counters},
-        parts=mean_parts(group.whole),
+        parts=mean_parts(group.whole) if group.whole else {},
     )
 
 
@@ -83,12 +84,13 @@ def _claim(wanted: Comparison, rows: Mapping[str, Row]) -> Claim:
     over = rows[wanted.of].measures.get(wanted.figure, float("nan"))
     under = rows[wanted.to].measures.get(wanted.figure, float("nan"))
     value = over / under if under else float("inf" if over else "nan")
+    failed = rows[wanted.of].failed + rows[wanted.to].failed
     return Claim(
         name=f"{wanted.name}: {wanted.figure} of {wanted.of} over {wanted.to} ({wanted.source})",
         value=value,
         unit="ratio",
-        target=f"<= {wanted.at_most:g}",
-        holds=value <= wanted.at_most,
+        target=f"<= {wanted.at_most:g}" + (f", but {failed} calls failed" if failed else ""),
+        holds=value <= wanted.at_most and not failed,
     )
 
 

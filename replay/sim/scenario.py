@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from alipes.gateway.routing.decision import Policy
 from alipes.gateway.strict import FieldError, convert, parse_size, read_yaml
 from alipes.instance.contract import Pool
+from alipes.replay.pacing import PacingSettings
+from alipes.replay.reports.measures import NAMES
 
-Positive = Annotated[float, msgspec.Meta(gt=0)]
+Amount = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
 Count = Annotated[int, msgspec.Meta(ge=1)]
+Size = Annotated[int, msgspec.Meta(ge=0)]
+NAME: Final = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_+ .-]*")
+"""Of a configuration or load: what a folder may be called too."""
 
 
 class TraceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -25,8 +32,8 @@ class TraceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     synth: str = ""
     file: str = ""
     recorded: str = ""
-    seed: int = 1
-    sessions: int = 0
+    seed: Size = 1
+    sessions: Size = 0
     models: tuple[str, ...] = ()
     repeat: Count = 1
 
@@ -44,33 +51,37 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     KV memory; ``lease_seconds`` 0 is no leases. Targets and sizes of 0 are the hardware profile's
     own."""
 
-    ttft: Annotated[float, msgspec.Meta(ge=0)] = 0.0
-    tpot: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    ttft: Amount = 0.0
+    tpot: Amount = 0.0
     gamma: Annotated[float, msgspec.Meta(ge=0, lt=1)] = 0.0
     session_prefill: bool = True
     host_kv: bool = True
     staging: bool = True
     policy: Policy = "residency"
-    lease_seconds: Annotated[float, msgspec.Meta(ge=0)] = 1.0
-    replica_penalty: Annotated[float, msgspec.Meta(ge=0)] = 0.1
+    lease_seconds: Amount = 1.0
+    replica_penalty: Amount = 0.1
     control_window: Positive = 10.0
     switch_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
     queue_depth: Count = 100_000
     queue_timeout: Positive = 86_400.0
-    host_bytes: int = 0
-    prefill_chunk: int = 0
-    max_running: int = 0
-    block_tokens: int = 0
-    gateway_seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    host_bytes: Size = 0
+    prefill_chunk: Size = 0
+    max_running: Size = 0
+    block_tokens: Size = 0
+    gateway_seconds: Amount = 0.0
 
 
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How sessions come: see ``pacing.PacingSettings``."""
 
-    concurrency: Annotated[int, msgspec.Meta(ge=0)] = 0
-    rate: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    concurrency: Size = 0
+    rate: Amount = 0.0
     recorded: bool = False
-    gap_cap: float | None = 10.0
+    gap_cap: Amount | None = 10.0
+
+    def settings(self, seed: int) -> PacingSettings:
+        """Raises ValueError for what does not go together."""
+        return PacingSettings(self.concurrency, self.rate, self.recorded, seed, self.gap_cap)
 
 
 class Published(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -88,7 +99,7 @@ class Comparison(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     figure: str
     of: str
     to: str
-    at_most: float
+    at_most: Amount
     source: str
 
 
@@ -106,8 +117,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     configurations: dict[str, dict[str, Any]]
     setup: Setup = Setup()
     loads: dict[str, Load] = msgspec.field(default_factory=lambda: {"": Load()})
-    seed: int = 1
-    warmup: Annotated[int, msgspec.Meta(ge=0)] = 0
+    seed: Size = 1
+    warmup: Size = 0
     assumptions: tuple[str, ...] = ()
     best_of: dict[str, tuple[str, ...]] = {}
     sensitivity: tuple[str, ...] = ()
@@ -158,13 +169,64 @@ def _check(scenario: Scenario) -> None:
         raise FieldError("trace", "give exactly one of `synth` and `file`")
     if not scenario.configurations:
         raise FieldError("configurations", "is empty; name at least one, such as `all-on: {}`")
+    _check_loads(scenario)
+    _check_instances(scenario)
     for name in scenario.configurations:
+        _check_name(f"configurations.{name}", name)
         _setup(scenario, name)
     named = {name for group in scenario.best_of.values() for name in group}
-    for name in (*scenario.sensitivity, *named):
+    for name in (*scenario.sensitivity, *sorted(named)):
         if name not in scenario.configurations:
             known = ", ".join(scenario.configurations)
             raise FieldError("", f"{name!r} is no configuration; known: {known}")
+    _check_figures(scenario)
+
+
+def _check_loads(scenario: Scenario) -> None:
+    if not scenario.loads:
+        raise FieldError("loads", "is empty; leave it out, or name one, such as `all: {}`")
+    for name, load in scenario.loads.items():
+        if name or len(scenario.loads) > 1:
+            _check_name(f"loads.{name}", name)
+        try:
+            load.settings(scenario.seed)
+        except ValueError as error:
+            raise FieldError(f"loads.{name}", str(error)) from None
+
+
+def _check_name(field: str, name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise FieldError(field, f"{name!r} is to name a folder; use letters, digits and - _ + .")
+
+
+def _check_instances(scenario: Scenario) -> None:
+    served = {model for instance in scenario.instances for model in instance.models}
+    for place, instance in enumerate(scenario.instances):
+        field = f"instances[{place}]"
+        if len(set(instance.models)) < len(instance.models):
+            raise FieldError(f"{field}.models", "names a model twice; name each once")
+        if instance.pool == Pool.HOT and len(instance.models) > 1:
+            raise FieldError(field, "a hot instance serves exactly one model; make it cold")
+    for model in scenario.trace.models:
+        if model not in served:
+            known = ", ".join(sorted(served))
+            raise FieldError("trace.models", f"no instance serves {model}; served: {known}")
+
+
+def _check_figures(scenario: Scenario) -> None:
+    """What is published or claimed is of runs and figures that there are."""
+    labels = [case.label for case in cases(scenario)]
+    if twice := [label for label in labels if labels.count(label) > 1]:
+        raise FieldError("loads", f"two runs would be called {twice[0]}; rename one")
+    published = scenario.published.values if scenario.published else {}
+    told = [(f"published.values.{label}", label, set(of)) for label, of in published.items()]
+    for place, claim in enumerate(scenario.claims):
+        told += [(f"claims[{place}]", label, {claim.figure}) for label in (claim.of, claim.to)]
+    for field, label, figures in told:
+        if label not in labels:
+            raise FieldError(field, f"{label!r} is no run; there are {', '.join(labels)}")
+        if unknown := sorted(figures - NAMES.keys()):
+            raise FieldError(field, f"no figure is called {unknown[0]}; see the docs of reports")
 
 
 def _sized(value: Any, field: str) -> Any:

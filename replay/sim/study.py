@@ -19,7 +19,8 @@ from alipes.replay.sim.simulate import Workload, simulate, workload
 
 @dataclass(slots=True)
 class Study:
-    """``folder`` is the scenario file's. ``seconds`` has the wall time of every run so far."""
+    """``seconds`` has the wall time of every case so
+    far, those of variants left out."""
 
     scenario: Scenario
     hardware: Hardware
@@ -31,7 +32,10 @@ class Study:
         """Every case; ``begun`` gets its label before it runs."""
         for case in self.cases:
             begun(case.label)
-            yield self._run(self.hardware, case)
+            begin = perf_counter()
+            run = simulate(self.scenario, self.hardware, self.workload, case)
+            self.seconds[case.label] = perf_counter() - begin
+            yield run
 
     def variants(self, begun: Callable[[str], None]) -> Iterator[tuple[str, Run]]:
         """The cases that the scenario names, under every variant of the hardware's numbers."""
@@ -40,13 +44,7 @@ class Study:
         for label, hardware in variants(self.hardware, models):
             for case in chosen:
                 begun(f"{case.label}, {label}")
-                yield label, self._run(hardware, case)
-
-    def _run(self, hardware: Hardware, case: Case) -> Run:
-        begin = perf_counter()
-        run = simulate(self.scenario, hardware, self.workload, case)
-        self.seconds[case.label] = perf_counter() - begin
-        return run
+                yield label, simulate(self.scenario, hardware, self.workload, case)
 
 
 def prepare(

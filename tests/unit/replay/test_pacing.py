@@ -213,3 +213,18 @@ def test_settings_that_contradict_themselves_are_refused() -> None:
         PacingSettings(recorded=True, rate=1.0)
     with pytest.raises(SessionError, match="no recorded start"):
         Pacing([session(0)], PacingSettings(recorded=True), 0)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"rate": float("nan")}, "not a number"),
+        ({"rate": float("inf")}, "not a number"),
+        ({"gap_cap": float("nan")}, "not a number"),
+        ({"rate": 1e-300}, "a rate below"),
+    ],
+)
+def test_numbers_that_are_none_are_refused(wrong: dict[str, float], told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        replace(PacingSettings(), **wrong)
+    assert PacingSettings(gap_cap=float("inf")).gap(call(50.0)) == 50 * SECOND

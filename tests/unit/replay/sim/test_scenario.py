@@ -57,6 +57,43 @@ def test_every_configuration_runs_under_every_load(tmp_path: Path) -> None:
         (SMALL + "best_of: {best: [of]}\n", "'of' is no configuration; known: full, bare"),
         (SMALL.replace("bare: {session_prefill: false", "bare: {policy: random"), "residency"),
         ("- a list\n", "must be a mapping"),
+        (SMALL + "loads: {}\n", "loads: is empty"),
+        (
+            SMALL + "loads: {x: {rate: 1, recorded: true}}\n",
+            "loads.x: sessions arrive as recorded or",
+        ),
+        (SMALL + "loads: {x: {rate: 1.0e-300}}\n", "loads.x: a rate below"),
+        (SMALL + "loads: {x: {rate: .inf}}\n", "rate: expected float <="),
+        (SMALL + "loads: {x: {gap_cap: -1}}\n", "gap_cap: expected float >="),
+        (SMALL.replace("tpot: 0.2", "max_running: -1"), "setup.max_running: expected int >= 0"),
+        (SMALL.replace("tpot: 0.2", "ttft: .inf"), "setup.ttft: expected float <="),
+        (SMALL + "  ../up: {}\n", "configurations.../up: '../up' is to name a folder"),
+        (SMALL + "  '': {}\n", "configurations.: '' is to name a folder"),
+        (
+            SMALL + "  x.full: {}\nloads: {y.x: {}, y: {}}\n",
+            "loads: two runs would be called y.x.full",
+        ),
+        (SMALL.replace("[qwen3-32b]", "[qwen3-32b, qwen3-32b]"), "models: names a model twice"),
+        (
+            SMALL.replace("[{models: [qwen3-32b]}]", "[{models: [a, b], pool: hot}]"),
+            "instances[0]: a hot instance serves exactly one model",
+        ),
+        (
+            SMALL.replace("astropy-120", "astropy-120, models: [other]"),
+            "trace.models: no instance serves other",
+        ),
+        (
+            SMALL + "published: {source: s, values: {ful: {sct_p50: 1}}}\n",
+            "published.values.ful: 'ful' is no run; there are full, bare",
+        ),
+        (
+            SMALL + "published: {source: s, values: {full: {sct: 1}}}\n",
+            "published.values.full: no figure is called sct",
+        ),
+        (
+            SMALL + "claims: [{name: n, figure: rounds, of: full, to: b, at_most: 1, source: s}]\n",
+            "claims[0]: 'b' is no run",
+        ),
     ],
 )
 def test_a_fault_is_told_with_its_file_and_field(tmp_path: Path, text: str, told: str) -> None:

@@ -7,10 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from alipes.gateway.strict import FieldError
 from alipes.replay.runs import read_run, write_run
 from alipes.replay.sim.outcome import best, outcome
-from alipes.replay.sim.scenario import load_scenario
+from alipes.replay.sim.scenario import Scenario, load_scenario
 from alipes.replay.sim.study import Study, prepare
+from alipes.replay.traces.form import MAIN, Branch, Call, Session, Span, Trace, Wait
+from alipes.replay.traces.load import save
 
 SCENARIO = """
 name: small
@@ -79,3 +82,71 @@ def test_a_variant_of_the_hardware_changes_the_outcome(study: Study, tmp_path: P
         assert run.folder == "full"
         assert label in labels[-1]
         break
+
+
+def written(folder: Path, trace: Trace, text: str) -> Scenario:
+    save(folder / "trace.jsonl", trace)
+    file = folder / "small.yaml"
+    file.write_text(SCENARIO.replace("synth: astropy-120", text))
+    return load_scenario(file)
+
+
+def single(name: str, prompt: int, model: str = "", sub: str = "") -> Session:
+    """A session of one call, and a sub-agent of another on model ``sub``."""
+    one = Call(prompt, 4, 0, (Span(-1, 0, prompt),), wait=Wait.START)
+    agents = (Branch("sub", (one,), MAIN, 0, sub),) if sub else ()
+    return Session(name, (Branch(MAIN, (one,)), *agents), model)
+
+
+@pytest.mark.parametrize(
+    ("sessions", "text", "told"),
+    [
+        ((single("a", 9), single("a.2", 9)), "file: trace.jsonl, repeat: 2", "called a.2"),
+        (
+            (single("a", 9, "qwen3-32b", "other"),),
+            "file: trace.jsonl",
+            "branch sub of session a is of other, which no instance serves",
+        ),
+    ],
+)
+def test_sessions_that_cannot_be_told_apart_or_served_are_refused(
+    tmp_path: Path, sessions: tuple[Session, ...], text: str, told: str
+) -> None:
+    scenario = written(tmp_path, Trace("t", sessions), text)
+    with pytest.raises(FieldError, match=told):
+        prepare(scenario, tmp_path)
+
+
+def test_a_run_of_nothing_but_warm_up_is_refused(tmp_path: Path) -> None:
+    scenario = written(tmp_path, Trace("t", (single("a", 9),)), "file: trace.jsonl")
+    with pytest.raises(FieldError, match="warmup: leaves none of 1 sessions"):
+        prepare(msgspec.structs.replace(scenario, warmup=1), tmp_path)
+
+
+def test_no_claim_holds_of_runs_in_which_calls_failed(tmp_path: Path) -> None:
+    """Of sessions that failed no figure tells: the others might be the fast ones."""
+    sessions = (single("a", 900), single("b", 10**6, "qwen3-32b"))
+    study = prepare(written(tmp_path, Trace("t", sessions), "file: trace.jsonl"), tmp_path)
+    found = outcome(study.scenario, list(study.runs(lambda label: None)), {})
+    assert [row.failed for row in found.rows] == [1, 1, 1]
+    assert not any(row.bounds for row in found.rows)
+    assert found.claims[0].value <= 1000
+    assert not found.claims[0].holds
+    assert "2 calls failed" in found.claims[0].target
+
+
+def test_a_run_that_completes_nothing_is_told_as_well(tmp_path: Path) -> None:
+    scenario = written(
+        tmp_path, Trace("t", (single("b", 10**6, "qwen3-32b"),)), "file: trace.jsonl"
+    )
+    study = prepare(scenario, tmp_path, only=["full"])
+    [row] = outcome(study.scenario, list(study.runs(lambda label: None)), {}).rows
+    assert (row.calls, row.failed, row.parts) == (1, 1, {})
+
+
+def test_wall_times_are_of_cases_and_not_of_their_variants(study: Study) -> None:
+    study.scenario = msgspec.structs.replace(study.scenario, sensitivity=("full",))
+    next(study.runs(lambda label: None))
+    before = dict(study.seconds)
+    next(study.variants(lambda label: None))
+    assert study.seconds == before
