@@ -99,7 +99,8 @@ class Cluster:
         self._contexts: dict[int, _Context] = {}
         self._live: dict[bytes, _Live] = {}
         self._last_id = 0
-        self._queued: set[bytes] = set()
+        # In the order in which they came: that of a set is another in every process.
+        self._queued: dict[bytes, None] = {}
         self._stirred = False
         self._looked = 0
 
@@ -260,10 +261,10 @@ class Cluster:
 
     def _apply(self, live: _Live, outcome: Placement | Wait | Reject, now: int) -> None:
         if isinstance(outcome, Wait):
-            self._queued.add(live.call_id)
+            self._queued[live.call_id] = None
             self._looked = now
             return
-        self._queued.discard(live.call_id)
+        self._queued.pop(live.call_id, None)
         if isinstance(outcome, Reject):
             self._fail(live, outcome.reason, now)
             return
