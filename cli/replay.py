@@ -115,6 +115,8 @@ def replay(
 def _pacing(
     concurrency: int, rate: float, recorded: bool, seed: int, gap_cap: float
 ) -> PacingSettings:
+    if recorded and rate:
+        raise PlanError("--recorded and --rate say two things of when sessions arrive")
     try:
         return PacingSettings(concurrency, rate, recorded, seed, gap_cap)
     except ValueError as error:

@@ -11,7 +11,7 @@ import httpx
 import msgspec
 
 from alipes.replay.plan import COMPLETIONS, Request
-from alipes.replay.stream import Answer, problem_of
+from alipes.replay.stream import UNREADABLE, Answer, Lines, problem_of
 
 ESTIMATED_CHARACTERS: Final = 3
 AT_ONCE: Final = 16
@@ -78,7 +78,7 @@ class Endpoint:
         response = await self._preflight()
         try:
             served = {model.id: model for model in msgspec.json.decode(response, type=_Models).data}
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise EndpointError(
                 f"{self.url}/v1/models did not answer as an OpenAI endpoint does ({error});"
                 " check --base-url"
@@ -160,7 +160,7 @@ class Endpoint:
             raise EndpointError(f"{self.url}/tokenize answered {problem}")
         try:
             return msgspec.json.decode(response.content, type=_Tokens)
-        except msgspec.DecodeError:
+        except UNREADABLE:
             return None
 
     async def check_forced(self, model: str) -> None:
@@ -182,7 +182,7 @@ class Endpoint:
             )
         try:
             problem = msgspec.json.decode(response.content, type=_Refusal).error
-        except msgspec.DecodeError:
+        except UNREADABLE:
             problem = _Problem()
         if problem.param != "forced_token_ids" or problem.code == "not_allowed":
             raise EndpointError(
@@ -196,7 +196,7 @@ class Endpoint:
         answer = Answer()
         try:
             await self._stream(answer, request, clock)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, ValueError) as error:
             answer.error = _reason(error)
         return answer
 
@@ -212,7 +212,12 @@ class Endpoint:
                 answer.error = problem_of(response.status_code, await response.aread())
                 return
             # Read to the very end, so that the connection can be used again.
-            async for line in response.aiter_lines():
+            lines = Lines()
+            async for data in response.aiter_bytes():
+                for line in lines.take(data):
+                    answer.take(line, clock)
+            # What may have come without an end of its own.
+            for line in lines.take(b"\n"):
                 answer.take(line, clock)
         answer.close()
 

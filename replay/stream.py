@@ -58,6 +58,35 @@ class _Chunk(msgspec.Struct, frozen=True):
 
 
 _decoder: Final = msgspec.json.Decoder(_Chunk)
+# What a decoder raises for bytes that are no such JSON, or nested too deep.
+UNREADABLE: Final = (msgspec.DecodeError, RecursionError)
+
+LONGEST_LINE: Final = 16 << 20
+
+
+class Lines:
+    """Cuts a stream into lines as its format does: at line feeds and carriage returns, and not at
+    the other characters of Unicode that end a line, for those may stand in the text."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._held = 0
+
+    def take(self, data: bytes) -> list[str]:
+        """The lines that end in ``data``. Raises ValueError for one above ``LONGEST_LINE``."""
+        lines = data.splitlines(keepends=True)
+        if not lines:
+            return []
+        self._parts.append(lines[0])
+        self._held += len(lines[0])
+        if self._held > LONGEST_LINE:
+            raise ValueError(f"a line of the stream is longer than {LONGEST_LINE} bytes")
+        if not lines[0].endswith((b"\n", b"\r")):
+            return []
+        lines[0] = b"".join(self._parts)
+        self._parts = [] if lines[-1].endswith((b"\n", b"\r")) else [lines.pop()]
+        self._held = sum(map(len, self._parts))
+        return [line.decode(errors="replace") for line in lines]
 
 
 @dataclass(slots=True)
@@ -91,7 +120,7 @@ class Answer:
             return
         try:
             self._chunk(_decoder.decode(event), clock)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             self.error = f"an event of the stream is not a completion chunk: {error}"
 
     def close(self) -> None:
@@ -127,7 +156,7 @@ def problem_of(status: int, body: bytes) -> str:
     the beginning of the body."""
     try:
         message = _message_in(msgspec.json.decode(body))
-    except msgspec.DecodeError:
+    except UNREADABLE:
         message = body[:200].decode(errors="replace")
     return f"{status}: {message}"
 

@@ -1,7 +1,11 @@
 import json
 from collections.abc import Iterator
 
-from alipes.replay.stream import Answer, problem_of
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from alipes.replay.stream import LONGEST_LINE, Answer, Lines, problem_of
 
 
 def answer_of(*events: object, done: bool = True) -> Answer:
@@ -66,3 +70,35 @@ def test_http_problems_are_one_line() -> None:
     assert problem_of(400, b'{"type": "error", "error": {"message": "bad"}}') == "400: bad"
     assert problem_of(502, b"<html>") == "502: <html>"
     assert problem_of(500, b'{"error": "plain"}') == "500: plain"
+
+
+@given(st.lists(st.binary(max_size=9)), st.integers(1, 5))
+def test_lines_are_the_same_however_the_stream_comes(parts: list[bytes], size: int) -> None:
+    whole = b"\n".join(parts) + b"\n"
+    lines, found = Lines(), []
+    for at in range(0, len(whole), size):
+        found += lines.take(whole[at : at + size])
+    # Where a carriage return and its line feed come apart there is an empty line between.
+    told = [line.strip("\r\n") for line in found if line.strip("\r\n")]
+    assert told == [line.decode(errors="replace") for line in whole.splitlines() if line]
+
+
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85"])
+def test_text_may_hold_what_ends_a_line_elsewhere(mark: str) -> None:
+    event = json.dumps(delta(content=f"a{mark}b"), ensure_ascii=False)
+    [line] = Lines().take(f"data: {event}\r\n".encode())
+    answer = answer_of(line)
+    assert (answer.error, answer.first) == ("", 0)
+
+
+def test_a_line_without_end_is_given_up() -> None:
+    lines, part = Lines(), b"x" * (LONGEST_LINE // 2)
+    assert [lines.take(part), lines.take(part)] == [[], []]
+    with pytest.raises(ValueError, match="longer than"):
+        lines.take(b"x")
+
+
+def test_what_is_nested_without_end_is_no_answer() -> None:
+    deep = "[" * 100_000
+    assert "not a completion chunk" in answer_of(f'data: {{"error": {deep}').error
+    assert problem_of(500, deep.encode()).startswith("500: [[[")
