@@ -180,7 +180,7 @@ def test_arrivals_are_those_of_the_recording_or_of_the_seed(tmp_path: Path, serv
     both = run("http://127.0.0.1:9", tmp_path, sessions, "--recorded", "--rate", "1")
     assert both.exit_code == 2
     assert "--recorded and --rate" in both.stderr
-    none = run("http://127.0.0.1:9", tmp_path, sessions, "--rate", "nan")
+    none = run("http://127.0.0.1:9", tmp_path, sessions, "--rate", "inf")
     assert (none.exit_code, "not a number" in none.stderr) == (2, True)
     before = read_run(tmp_path / "out")
     with serve() as (url, seen):
