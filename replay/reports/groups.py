@@ -1,9 +1,9 @@
 """Runs that are one configuration under one set of settings, with the names and colours they keep.
 
-Runs differ by configuration, kind and settings; those that differ in nothing but seeds are one
-group and are pooled. ``load`` divides figures into panels, ``lease_seconds`` makes a sweep, any
-other setting that differs goes into the name. A sweep may go over configurations too: groups that
-differ in nothing but their lease time are one.
+Runs differ by configuration, kind, settings and how many sessions they planned; those that differ
+in nothing but seeds are one group and are pooled. ``load`` divides figures into panels,
+``lease_seconds`` makes a sweep, any other setting that differs goes into the name. A sweep may go
+over configurations too: groups that differ in nothing but their lease time are one.
 """
 
 from __future__ import annotations
@@ -113,6 +113,9 @@ def loads_of(groups: Iterable[Group]) -> tuple[str, ...]:
 
 def _key(run: Run) -> _Key:
     settings = {**run.info.settings, "hardware": run.info.hardware}
+    if run.info.planned:
+        # A run of only the first sessions is another experiment than one of all of them.
+        settings["sessions"] = str(len(run.info.planned))
     settings.pop("seed", None)
     return run.info.configuration, run.info.kind, tuple(sorted(settings.items()))
 

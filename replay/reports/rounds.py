@@ -142,7 +142,11 @@ def memory_figure(groups: Sequence[Group]) -> Figure | None:
     if not there:
         return None
     by_round = all(run.rounds for group in there for run in group.runs if run.memory)
-    series = tuple(_footprint(group, by_round) for group in there)
+    # What an instance held outside of any round is in none of them.
+    footprints = [_footprint(group, by_round) for group in there]
+    series = tuple(one for one in footprints if one.x)
+    if not series:
+        return None
     capacities = sorted({m.capacity for g in there for run in g.runs for m in run.memory})
     peak = max(used(m) for g in there for run in g.runs for m in run.memory) / GIB
     marks = [Mark("y", size / GIB, f"capacity {size / GIB:,.1f} GiB") for size in capacities]

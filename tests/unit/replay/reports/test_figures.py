@@ -237,6 +237,12 @@ def test_memory_without_rounds_is_over_time(run_maker: Callable[..., Run]) -> No
     assert panel.series[0].y == (4.0, 3.0, 4.0, 7.0)
 
 
+def test_memory_of_an_instance_without_rounds_is_in_no_round(run_maker: Callable[..., Run]) -> None:
+    run = run_maker(sessions=1)
+    other = MemoryRecord("other", 0.0, GIB, 0, 0, 0, GIB)
+    assert memory_figure(group_runs([msgspec.structs.replace(run, memory=(other,))])) is None
+
+
 # --- switches, time, placement -----------------------------------------------------------------
 
 

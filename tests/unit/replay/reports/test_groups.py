@@ -106,3 +106,16 @@ def test_failed_and_warmup_calls_are_not_among_the_calls(run_maker: Callable[...
     ]
     (group,) = group_runs([msgspec.structs.replace(run, calls=tuple(changed))])
     assert (len(group.calls), group.failed) == (len(rest), 1)
+
+
+def test_runs_of_more_sessions_are_not_pooled_with_those_of_fewer(
+    run_maker: Callable[..., Run],
+) -> None:
+    runs = []
+    for planned in ({"s0": 1}, {"s0": 1, "s1": 1}):
+        run = small(run_maker, "a")
+        info = msgspec.structs.replace(run.info, planned=planned)
+        runs.append(msgspec.structs.replace(run, info=info))
+    groups = group_runs(runs)
+    assert [group.label for group in groups] == ["sessions 1", "sessions 2"]
+    assert [len(group.runs) for group in groups] == [1, 1]
