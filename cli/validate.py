@@ -25,7 +25,6 @@ from alipes.gateway.config import Cluster
 from alipes.gateway.routing.decision import Policy
 from alipes.instance.checkpoints.folder import SourceError
 from alipes.replay.records import CallRecord
-from alipes.replay.reports.measures import NAMES
 from alipes.replay.runs import Run, RunInfo, write_run
 from alipes.replay.sim.hardware import Hardware
 from alipes.replay.sim.outcome import Outcome
@@ -45,8 +44,14 @@ from alipes.replay.traces.content import Vocabulary
 from alipes.replay.traces.form import Session
 
 FILE: Final = Path(__file__).parent / "validation.yaml"
-MEASURES: Final = ("sct_p50", "sct_p95", "ttft_p50", "ttft_p95", "cached_share", "seconds")
-ERRORS: Final = {"error_p50": "SCT error p50", "error_p90": "p90"}
+MEASURES: Final = {
+    "sct_p50": "SCT p50",
+    "sct_p95": "p95",
+    "ttft_p50": "TTFT p50",
+    "cached_share": "cached",
+    "seconds": "whole",
+}
+ERRORS: Final = {"error_p50": "error p50", "error_p90": "p90"}
 SEED: Final = 1
 REPEATS: Final = 3
 LARGE: Final = Shape(2, 4, (500, 700), (40, 120), (8, 24))
@@ -62,6 +67,7 @@ class Plan:
     instance: str
     sessions: tuple[Session, ...]
     repeats: int
+    configurations: tuple[str, ...] = tuple(CONFIGURATIONS)
 
     def ablated(self, configuration: str) -> Cluster:
         ablations = replace(self.cluster.ablations, **CONFIGURATIONS[configuration])
@@ -104,10 +110,10 @@ def compare(plan: Plan, work: Path) -> dict[str, Comparison]:
     simulated run of each, on the machine as it was before and after them."""
     live: dict[str, list[Run]] = defaultdict(list)
     with progress_bars() as progress:
-        bar = progress.add_task("profile", total=plan.repeats * len(CONFIGURATIONS) + 2)
+        bar = progress.add_task("profile", total=plan.repeats * len(plan.configurations) + 2)
         measured = [time_instance(plan.cluster, plan.instance)]
         for repeat in range(1, plan.repeats + 1):
-            for name in CONFIGURATIONS:
+            for name in plan.configurations:
                 progress.update(bar, advance=1, description=f"{name}, live {repeat}")
                 live[name].append(run_live(plan, name, repeat, work / f"{name}-{repeat}"))
         if plan.repeats > 1:
@@ -116,7 +122,7 @@ def compare(plan: Plan, work: Path) -> dict[str, Comparison]:
     hardware = fit_all(measured).hardware
     return {
         name: Comparison(tuple(live[name]), run_simulated(plan, name, hardware))
-        for name in CONFIGURATIONS
+        for name in plan.configurations
     }
 
 
@@ -160,7 +166,7 @@ def run_simulated(plan: Plan, configuration: str, hardware: Hardware) -> Run:
     )
     case = Case(configuration, "", scenario.setup, Load(gap_cap=None))
     run = simulate(scenario, hardware, Workload(NAME, plan.sessions), case)
-    return msgspec.structs.replace(run, folder=f"{configuration}-simulated")
+    return msgspec.structs.replace(run, folder=f"{configuration}-sim")
 
 
 def _setup(cluster: Cluster, instance: str) -> Setup:
@@ -215,8 +221,9 @@ def _show(found: Outcome, quick: bool) -> None:
         )
         for row in found.rows
     ]
-    columns = ("run", *(NAMES[name][0] for name in MEASURES), *ERRORS.values())
-    print_table("the same trace, live and simulated; seconds", columns, table, ("run",))
+    columns = ("run", *MEASURES.values(), *ERRORS.values())
+    title = "the same trace live and simulated, seconds; error of a session's SCT"
+    print_table(title, columns, table, ("run",))
     for claim in found.claims:
         mark = "not judged" if quick else "holds" if claim.holds else "DOES NOT HOLD"
         say(f"{mark}: {claim.name}: {claim.value:.3g} {claim.unit} (target {claim.target})")

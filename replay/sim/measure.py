@@ -27,6 +27,7 @@ from alipes.replay.sim.hardware import (
     Rates,
     ServiceTargets,
 )
+from alipes.replay.stats import nearest_rank
 
 NAME: Final = "this-machine"
 LEAST_SECONDS: Final = 1e-9
@@ -126,12 +127,12 @@ def fit(timings: Sequence[Timing]) -> Fit:
     for _ in range(REWEIGHTED):
         solution, _ = nnls(scaled / typical[:, None], seconds / typical)
         typical = np.maximum(scaled @ solution, LEAST_SECONDS)
-    errors = np.abs(typical - seconds) / seconds
+    errors = (np.abs(typical - seconds) / seconds).tolist()
     return Fit(
         coefficients=tuple(float(value) for value in solution / scale),
         samples=len(timings),
-        error_p50=float(np.percentile(errors, 50)),
-        error_p90=float(np.percentile(errors, 90)),
+        error_p50=nearest_rank(errors, 50) or 0.0,
+        error_p90=nearest_rank(errors, 90) or 0.0,
     )
 
 
