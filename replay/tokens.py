@@ -56,25 +56,26 @@ class TokenPrompts:
 
 def prompt_spans(session: Session, branch: int, index: int) -> list[Span]:
     """What the prompt of a call holds, in order."""
-    own = session.branches[branch]
-    spans, context = _inherited(session, branch) if branch else ([], 0)
-    for place, call in enumerate(own.calls[: index + 1]):
-        _cut(spans, context - call.kept)
-        spans += call.added
-        context = call.prompt + call.output
-        if place < index:
-            spans.append(Span(reply_stream(own.name, place), 0, call.output))
+    spans: list[Span] = []
+    context = 0
+    for number, last in _line(session, branch, index):
+        own = session.branches[number]
+        for place, call in enumerate(own.calls[: last + 1]):
+            _cut(spans, context - call.kept)
+            spans += call.added
+            context = call.prompt + call.output
+            if (number, place) != (branch, index):
+                spans.append(Span(reply_stream(own.name, place), 0, call.output))
     return spans
 
 
-def _inherited(session: Session, branch: int) -> tuple[list[Span], int]:
-    """The context that a branch begins with, its parent's after the call that spawned it, and its
-    length."""
-    own = session.branches[branch]
-    parent = next(i for i, other in enumerate(session.branches) if other.name == own.parent)
-    call = session.branches[parent].calls[own.spawned_by]
-    reply = Span(reply_stream(own.parent, own.spawned_by), 0, call.output)
-    return [*prompt_spans(session, parent, own.spawned_by), reply], call.prompt + call.output
+def _line(session: Session, branch: int, index: int) -> list[tuple[int, int]]:
+    """(branch, last call before the next one) from the main branch down to a call."""
+    numbers = {other.name: number for number, other in enumerate(session.branches)}
+    line = [(branch, index)]
+    while parent := session.branches[line[-1][0]].parent:
+        line.append((numbers[parent], session.branches[line[-1][0]].spawned_by))
+    return line[::-1]
 
 
 def _cut(spans: list[Span], excess: int) -> None:

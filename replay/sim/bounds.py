@@ -14,7 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from alipes.replay.sim.costs import EngineCosts
-from alipes.replay.traces.form import Call, Session, Wait, reply_stream
+from alipes.replay.traces.form import Call, Session, reply_stream
+from alipes.replay.traces.order import Place, causal_order, waits_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,55 +97,15 @@ def _alone(
 ) -> float:
     """Seconds from the first call's due time to the last end, with calls of several branches
     side by side at no cost to each other."""
-    again = _again(session)
-    ends: dict[tuple[str, int], float] = {}
-    over: dict[str, float] = {}
-    waiting = list(range(len(session.branches)))
-    start = _gap(session.branches[0].calls[0], gap_cap)
-    # Branches join one another, so they are walked call by call until nothing is left.
-    at = dict.fromkeys(waiting, 0)
-    while waiting:
-        moved = False
-        for number in tuple(waiting):
-            branch = session.branches[number]
-            model = costs[_model(session, number)]
-            while at[number] < len(branch.calls):
-                call = branch.calls[at[number]]
-                ready = _ready(session, number, at[number], ends, over)
-                if ready is None:
-                    break
-                begin = ready + _gap(call, gap_cap)
-                decode = model.decode(1, call.prompt + 1, max(call.output - 1, 0))
-                seconds = (_prefill(call, again, model, chunk) + decode) / 1e9
-                ends[branch.name, at[number]] = begin + seconds
-                at[number] += 1
-                moved = True
-            if at[number] == len(branch.calls):
-                over[branch.name] = ends[branch.name, at[number] - 1]
-                waiting.remove(number)
-        if not moved and waiting:
-            raise ValueError(f"session {session.id}: its branches wait for each other")
-    return max(ends.values()) - start
-
-
-def _ready(
-    session: Session,
-    number: int,
-    index: int,
-    ends: Mapping[tuple[str, int], float],
-    over: Mapping[str, float],
-) -> float | None:
-    """When what the call waits for has ended; None where that is not known yet."""
-    branch = session.branches[number]
-    call = branch.calls[index]
-    if index == 0:
-        return ends.get((branch.parent, branch.spawned_by)) if number else 0.0
-    ready = ends[branch.name, index - 1]
-    for name in call.joins if call.wait is Wait.BRANCH else ():
-        if name not in over:
-            return None
-        ready = max(ready, over[name])
-    return ready
+    again, numbers = _again(session), {b.name: i for i, b in enumerate(session.branches)}
+    ends: dict[Place, float] = {}
+    for number, index in causal_order(session):
+        call, model = session.branches[number].calls[index], costs[_model(session, number)]
+        before = waits_for(session, numbers, number, index)
+        begin = max((ends[place] for place in before), default=0.0) + _gap(call, gap_cap)
+        decode = model.decode(1, call.prompt + 1, max(call.output - 1, 0))
+        ends[number, index] = begin + (_prefill(call, again, model, chunk) + decode) / 1e9
+    return max(ends.values()) - _gap(session.branches[0].calls[0], gap_cap)
 
 
 def _gap(call: Call, cap: float | None) -> float:

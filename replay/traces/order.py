@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from graphlib import CycleError, TopologicalSorter
+
 from alipes.replay.traces.form import Session, Wait
 
 Place = tuple[int, int]  # a branch's number in its session, and a call's in its branch
@@ -11,29 +13,22 @@ def steps(session: Session) -> dict[Place, int]:
     """When each call runs if every call takes one step and gaps none: a call right after what it
     waits for, the main branch's first at step 0. Raises ValueError if a call waits for ever."""
     numbers = {branch.name: i for i, branch in enumerate(session.branches)}
+    before = {
+        (number, index): waits_for(session, numbers, number, index)
+        for number, branch in enumerate(session.branches)
+        for index in range(len(branch.calls))
+    }
     at: dict[Place, int] = {}
-    moved = True
-    while moved:
-        moved = False
-        for number, branch in enumerate(session.branches):
-            index = _done(at, number, len(branch.calls))
-            while index < len(branch.calls):
-                before = _waits_for(session, numbers, number, index)
-                if not before <= at.keys():
-                    break
-                at[number, index] = max((at[place] + 1 for place in before), default=0)
-                index += 1
-                moved = True
-    if len(at) < session.calls:
-        raise ValueError(f"session {session.id}: {session.calls - len(at)} calls wait for ever")
+    try:
+        for place in TopologicalSorter(before).static_order():
+            at[place] = max((at[one] + 1 for one in before[place]), default=0)
+    except CycleError:
+        raise ValueError(f"session {session.id}: its calls wait for each other for ever") from None
     return at
 
 
-def _done(at: dict[Place, int], number: int, calls: int) -> int:
-    return next((index for index in range(calls) if (number, index) not in at), calls)
-
-
-def _waits_for(session: Session, numbers: dict[str, int], number: int, index: int) -> set[Place]:
+def waits_for(session: Session, numbers: dict[str, int], number: int, index: int) -> set[Place]:
+    """The calls that end before a call can begin; ``numbers`` are those of the branches."""
     branch = session.branches[number]
     before = set()
     if index:
