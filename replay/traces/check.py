@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from graphlib import CycleError, TopologicalSorter
-from math import isfinite
 from pathlib import Path
 from typing import Final
 
@@ -13,6 +12,9 @@ from alipes.replay.traces.model import TraceError
 
 REMEDY: Final = "correct it where it was recorded or made"
 STREAMS: Final = 2**63
+TOKENS: Final = 2**31
+SECONDS: Final = 2**53
+"""Beyond these a length or a time is a mistake, and would not fit where it is reckoned with."""
 
 
 def check(trace: Trace, path: Path) -> None:
@@ -39,7 +41,7 @@ def _faults(session: Session, seen: set[str]) -> Iterator[tuple[str, str]]:
         yield "", "has no id"
     if session.id in seen:
         yield "", "is there twice"
-    if session.start is not None and not (isfinite(session.start) and session.start >= 0):
+    if session.start is not None and not 0 <= session.start < SECONDS:
         yield ": start", f"{session.start} is not a time"
     if not session.branches:
         yield "", "has no branch"
@@ -83,20 +85,21 @@ def _after(call: Call) -> tuple[int, int]:
 
 
 def _call_faults(call: Call, context: int) -> Iterator[tuple[str, str]]:
-    if call.prompt < 1:
-        yield ": prompt", f"{call.prompt} tokens; a call needs at least 1"
-    if call.output < 1:
-        yield ": output", f"{call.output} tokens; a call draws at least 1"
+    if not 1 <= call.prompt < TOKENS:
+        yield ": prompt", f"{call.prompt} tokens; a call needs at least 1, and below {TOKENS}"
+    if not 1 <= call.output < TOKENS:
+        yield ": output", f"{call.output} tokens; a call draws at least 1, and below {TOKENS}"
     if not 0 <= call.kept <= context:
         yield ": kept", f"{call.kept} tokens of a context of {context}"
     added = 0
     for span in call.added:
         added += span.length
-        if span.length < 1 or span.start < 0 or not -STREAMS <= span.stream < STREAMS:
+        whole = span.length >= 1 and 0 <= span.start < STREAMS - span.length
+        if not whole or not -STREAMS <= span.stream < STREAMS:
             yield ": added", f"{span} is not a span"
     if call.kept + added != call.prompt:
         yield ": prompt", f"{call.prompt} tokens, but {call.kept} are kept and {added} added"
-    if not (isfinite(call.gap) and call.gap >= 0):
+    if not 0 <= call.gap < SECONDS:
         yield ": gap", f"{call.gap} is not a duration"
 
 
