@@ -28,8 +28,9 @@ from alipes.instance.scheduler.rounds import RoundScheduler
 from alipes.replay.pacing import Pacing
 from alipes.replay.sim.cluster import Cluster
 from alipes.replay.sim.costs import EngineCosts, engine_costs
+from alipes.replay.sim.devices import Memory
 from alipes.replay.sim.hardware import Hardware, HardwareError
-from alipes.replay.sim.instance import Memory, SimulatedInstance
+from alipes.replay.sim.instance import SimulatedInstance
 from alipes.replay.sim.scenario import InstanceSpec, Load, Setup
 from alipes.replay.sim.staging import StagingModel
 from alipes.replay.traces.content import Vocabulary

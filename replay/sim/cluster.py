@@ -7,17 +7,13 @@ Router, session table, pacing and schedulers are the live classes. Messages take
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final
 
 import msgspec
-import numpy as np
-from msgspec.structs import replace
 
-from alipes.gateway.routing.decision import CallShape, Completion, Placement, Reject, Wait
+from alipes.gateway.routing.decision import Completion, Placement, Reject, Wait
 from alipes.gateway.routing.identity import Claim, Source
 from alipes.gateway.routing.router import Router
-from alipes.gateway.routing.sessions import SessionCall, SessionTable
+from alipes.gateway.routing.sessions import SessionTable
 from alipes.instance.contract import (
     BlocksRemoved,
     BlocksStored,
@@ -27,50 +23,14 @@ from alipes.instance.contract import (
     Hello,
     Snapshot,
     Started,
-    Submit,
-    TokenIds,
-    chain_root,
 )
 from alipes.replay.pacing import Pacing, Send
 from alipes.replay.records import CallRecord
 from alipes.replay.sim.clock import Clock, Rank, SimulationError
-from alipes.replay.sim.instance import SNAPSHOT_NS, SimulatedInstance, latency_parts
-from alipes.replay.sim.timeline import Latency, parts_of
-from alipes.replay.traces.content import Content, Vocabulary
-from alipes.replay.traces.form import Branch, Call, Session
-
-TENANT: Final = "simulated"
-NANOSECONDS_LOST: Final = 1e-6
-"""Seconds by which the parts of a call may miss its latency, for they are floats."""
-
-
-@dataclass(slots=True)
-class _Context:
-    """A session's content: by branch what its last call left, by (branch, call) what a sub-agent
-    may go on from."""
-
-    content: Content
-    last: dict[str, TokenIds] = field(default_factory=dict)
-    forks: dict[tuple[str, int], TokenIds] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Live:
-    """One call between its client's send and its end."""
-
-    send: Send
-    branch: Branch
-    call: Call
-    model: str
-    prompt: TokenIds
-    reply: TokenIds
-    session: SessionCall
-    call_id: bytes
-    sent: int
-    returning: bool
-    placed: int = 0
-    instance: str = ""
-    placement: str = ""
+from alipes.replay.sim.instance import SNAPSHOT_NS, SimulatedInstance
+from alipes.replay.sim.live import TENANT, LiveCall, SessionContent
+from alipes.replay.traces.content import Vocabulary
+from alipes.replay.traces.form import Branch, Session
 
 
 class Cluster:
@@ -96,8 +56,8 @@ class Cluster:
         self._warmup = warmup
         self._instances: dict[str, SimulatedInstance] = {}
         self._formats: dict[tuple[str, str], str] = {}
-        self._contexts: dict[int, _Context] = {}
-        self._live: dict[bytes, _Live] = {}
+        self._contents: dict[int, SessionContent] = {}
+        self._live: dict[bytes, LiveCall] = {}
         self._last_id = 0
         # In the order in which they came: that of a set is another in every process.
         self._queued: dict[bytes, None] = {}
@@ -183,53 +143,37 @@ class Cluster:
         session = self._sessions[send.session]
         branch = session.branches[send.branch]
         call = branch.calls[send.index]
-        context = self._context(send, session)
-        prompt = context.content.prompt(call, self._before(context, branch, send.index))
-        claim = Claim(session.id, _named(branch), _parent(branch, session), send.last, Source.OWN)
+        content = self._content(send, session)
+        prompt = content.prompt(branch, send.index)
+        claim = _claim(session, branch, send.last)
         model = branch.model or session.model
         begun = self._table.begin(TENANT, model, claim, prompt, len(prompt), now)
         self._last_id += 1
-        live = _Live(
+        live = LiveCall(
             send=send,
+            session_id=session.id,
             branch=branch,
             call=call,
             model=model,
             prompt=prompt,
-            reply=context.content.reply(branch.name, send.index, call.output),
-            session=begun,
+            reply=content.reply(branch, send.index),
+            begun=begun,
             call_id=self._last_id.to_bytes(16, "big"),
             sent=now,
             returning=begun.continuation and send.index > 0,
+            warmup=send.session < self._warmup,
         )
         self._live[live.call_id] = live
         self.clock.note("send", session.id, branch.name, send.index)
         for gone in self._table.gone(now):
             self.router.forget(gone)
         self._refresh(model, now)
-        self._apply(live, self.router.place(self._shape(live), now), now)
+        self._apply(live, self.router.place(live.shape(), now), now)
 
-    def _context(self, send: Send, session: Session) -> _Context:
-        if send.session not in self._contexts:
-            self._contexts[send.session] = _Context(Content(session.id, self._vocabulary))
-        return self._contexts[send.session]
-
-    def _before(self, context: _Context, branch: Branch, index: int) -> TokenIds:
-        if index:
-            return context.last[branch.name]
-        return context.forks.get((branch.parent, branch.spawned_by), _NOTHING)
-
-    def _shape(self, live: _Live) -> CallShape:
-        return CallShape(
-            call_id=live.call_id,
-            model=live.model,
-            tenant=TENANT,
-            prompt_tokens=len(live.prompt),
-            max_tokens=live.call.output,
-            branch=live.session.branch,
-            known_tokens=live.session.known_tokens,
-            final=live.session.final,
-            path=live.session.path,
-        )
+    def _content(self, send: Send, session: Session) -> SessionContent:
+        if send.session not in self._contents:
+            self._contents[send.session] = SessionContent(session, self._vocabulary)
+        return self._contents[send.session]
 
     # --- the gateway -----------------------------------------------------------------------------
 
@@ -259,7 +203,7 @@ class Cluster:
                 instance.refresh(now)
                 self.router.beat(name, now)
 
-    def _apply(self, live: _Live, outcome: Placement | Wait | Reject, now: int) -> None:
+    def _apply(self, live: LiveCall, outcome: Placement | Wait | Reject, now: int) -> None:
         if isinstance(outcome, Wait):
             self._queued[live.call_id] = None
             self._looked = now
@@ -271,24 +215,10 @@ class Cluster:
         live.placed, live.instance = now, outcome.instance
         live.placement = outcome.reason.value
         self.clock.note("place", live.call_id.hex()[-6:], live.instance, live.placement)
-        self._instances[outcome.instance].deliver(self._submit(live), now)
-        self.clock.moved(self._numbers[outcome.instance])
-
-    def _submit(self, live: _Live) -> Submit:
-        kv_format = self._formats[live.instance, live.model]
-        session = live.session
-        return Submit(
-            call_id=live.call_id,
-            model=live.model,
-            root=chain_root(kv_format, TENANT.encode()),
-            tokens=live.prompt.tobytes(),
-            max_tokens=live.call.output,
-            forced=live.reply.tobytes(),
-            branch=session.branch,
-            continuation=session.continuation,
-            final=session.final,
-            keys=b"".join(session.path.keys(kv_format)),
+        self._instances[outcome.instance].deliver(
+            live.submit(self._formats[live.instance, live.model]), now
         )
+        self.clock.moved(self._numbers[outcome.instance])
 
     # --- what instances say ----------------------------------------------------------------------
 
@@ -313,52 +243,43 @@ class Cluster:
                 self._instances[name].timeline.calls.pop(body.call_id, None)
                 self._fail(live, body.reason, now)
 
-    def _awaited(self, name: str, call_id: bytes) -> _Live:
+    def _awaited(self, name: str, call_id: bytes) -> LiveCall:
         live = self._live.get(call_id)
         if live is None or live.instance != name:
             raise SimulationError(f"{name} tells of call {call_id.hex()[-6:]}, which is not there")
         return live
 
-    def _finished(self, live: _Live, finished: Finished, now: int) -> None:
+    def _finished(self, live: LiveCall, finished: Finished, now: int) -> None:
         self.clock.note("finished", live.call_id.hex()[-6:], live.instance)
         completion = Completion(finished.completion_tokens, finished.prefix, finished.prefix_tokens)
         self.router.complete(live.call_id, now, completion)
         self._table.finished(
-            live.session,
+            live.begun,
             live.instance,
             live.reply,
             finished.cached_tokens,
             finished.prefix_tokens,
             now,
         )
-        self._remember(live)
-        record = self._record(live, finished, now + self._gateway_ns)
-        _check_record(record, live)
+        self._contents[live.send.session].remember(live.branch, live.send.index, live.context())
+        times = self._instances[live.instance].timeline.ended(live.call_id)
+        record = live.finished(finished, times, now, self._gateway_ns)
+        live.check(record)
         self.records.append(record)
         self._end(live, True, now + self._gateway_ns)
 
-    def _fail(self, live: _Live, reason: str, now: int) -> None:
+    def _fail(self, live: LiveCall, reason: str, now: int) -> None:
         self.router.released(live.call_id, now)
-        self._table.failed(live.session, now)
-        self.records.append(replace(self._common(live, now), error=reason))
+        self._table.failed(live.begun, now)
+        self.records.append(live.failed(reason, now))
         self._end(live, False, now)
 
-    def _end(self, live: _Live, succeeded: bool, now: int) -> None:
+    def _end(self, live: LiveCall, succeeded: bool, now: int) -> None:
         del self._live[live.call_id]
         self._pacing.ended(live.send, succeeded, now)
         if not self._pacing.running(live.send.session):
-            self._contexts.pop(live.send.session, None)
+            self._contents.pop(live.send.session, None)
         self._stir()
-
-    def _remember(self, live: _Live) -> None:
-        """What the call leaves for the next one of its branch, and for those it spawned."""
-        context = self._contexts[live.send.session]
-        left = np.concatenate((live.prompt, live.reply))
-        context.last[live.branch.name] = left
-        for other in self._sessions[live.send.session].branches[1:]:
-            if (other.parent, other.spawned_by) == (live.branch.name, live.send.index):
-                context.forks[live.branch.name, live.send.index] = left
-                break
 
     def _stir(self) -> None:
         """Gateway and clients may have another wake-up."""
@@ -369,55 +290,6 @@ class Cluster:
         count = len(self._instances)
         self.clock.moved(count)
         self.clock.moved(count + 1)
-
-    # --- records ---------------------------------------------------------------------------------
-
-    def _common(self, live: _Live, now: int) -> CallRecord:
-        session, send = self._sessions[live.send.session], live.send
-        return CallRecord(
-            session=session.id,
-            request_id=f"{session.id}.{live.branch.name}.{send.index}",
-            model=live.model,
-            index=send.index,
-            gap=live.call.gap,
-            intended=send.intended / 1e9,
-            sent=live.sent / 1e9,
-            finished=now / 1e9,
-            expected_tokens=live.call.output,
-            instance=live.instance,
-            placement=live.placement,
-            branch=live.branch.name,
-            returning=live.returning,
-            warmup=send.session < self._warmup,
-        )
-
-    def _record(self, live: _Live, finished: Finished, now: int) -> CallRecord:
-        times = self._instances[live.instance].timeline.ended(live.call_id)
-        prefill, computed = latency_parts(finished)
-        recomputed = max(0, min(live.session.known_tokens - finished.cached_tokens, computed))
-        first = now if times.first_token is None else times.first_token + self._gateway_ns
-        drawn = finished.completion_tokens
-        latency = Latency(
-            live.send.intended,
-            live.sent,
-            live.placed + self._gateway_ns,
-            now,
-            prefill,
-            computed,
-            recomputed,
-        )
-        return replace(
-            self._common(live, now),
-            ttft=(first - live.send.intended) / 1e9,
-            tpot=(now - first) / 1e9 / (drawn - 1) if drawn > 1 else None,
-            prompt_tokens=finished.prompt_tokens,
-            cached_tokens=finished.cached_tokens,
-            completion_tokens=drawn,
-            finish_reason=finished.reason.value,
-            restored_tokens=finished.restored_tokens,
-            phase=times.phase,
-            parts=parts_of(latency, times),
-        )
 
 
 class _Gateway:
@@ -448,26 +320,8 @@ class _Clients:
         self._cluster.send_due(now)
 
 
-def _check_record(record: CallRecord, live: _Live) -> None:
-    """All its tokens were drawn, none was found that was not asked for, and its seconds add up."""
-    asked, cached = len(live.prompt), record.cached_tokens
-    if record.completion_tokens != live.call.output or record.prompt_tokens != asked:
-        raise SimulationError(f"{record} was to be {asked} + {live.call.output} tokens")
-    if cached is None or not 0 <= cached < asked:
-        raise SimulationError(f"{cached} of {asked} tokens were cached: {record}")
-    parts = msgspec.structs.astuple(record.parts) if record.parts is not None else ()
-    seconds = record.finished - record.intended
-    if min(parts, default=-1.0) < 0 or abs(sum(parts) - seconds) > NANOSECONDS_LOST:
-        raise SimulationError(f"{parts} are not the {seconds} s of {record}")
-
-
-_NOTHING: Final = np.empty(0, np.int32)
-
-
-def _named(branch: Branch) -> str:
-    """The main branch has no name of its own in a session."""
-    return branch.name if branch.parent else ""
-
-
-def _parent(branch: Branch, session: Session) -> str:
-    return "" if branch.parent == session.branches[0].name else branch.parent
+def _claim(session: Session, branch: Branch, last: bool) -> Claim:
+    """What a client says of its session; the main branch has no name of its own there."""
+    main = session.branches[0].name
+    name = branch.name if branch.parent else ""
+    return Claim(session.id, name, "" if branch.parent == main else branch.parent, last, Source.OWN)

@@ -8,16 +8,13 @@ or a copy ends, and reported as a whole.
 
 from __future__ import annotations
 
-import bisect
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Final, Protocol
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from alipes.instance.contract import (
     SNAPSHOT_SECONDS,
     Cancel,
-    Finished,
     FromInstance,
     Submit,
 )
@@ -28,85 +25,12 @@ from alipes.instance.scheduler.work import Checkpoint, Linger, Progress, Restore
 from alipes.replay.runs import MemoryRecord, SwitchRecord
 from alipes.replay.sim.clock import SimulationError
 from alipes.replay.sim.copier import Copier
+from alipes.replay.sim.devices import Costs, Memory, Stretch, Weights
 from alipes.replay.sim.timeline import Activity, Timeline
 
 SNAPSHOT_NS: Final = int(SNAPSHOT_SECONDS * 1e9)
 
 Emit = Callable[[str, FromInstance], None]
-
-
-class Costs(Protocol):
-    """What the work of one model takes, in ns."""
-
-    @property
-    def cold(self) -> int:
-        """On top of the first prefill of a call that finds nothing cached."""
-        ...
-
-    def prefill(self, rows: Sequence[tuple[int, int]]) -> int:
-        """One iteration over rows of (new tokens, start position)."""
-        ...
-
-    def decode(self, calls: int, context: int, steps: int) -> int:
-        """So many iterations of calls with ``context`` tokens before the first."""
-        ...
-
-    def restore(self, tokens: int) -> int: ...
-
-    def checkpoint(self, tokens: int) -> int: ...
-
-
-class Weights(Protocol):
-    """How models come onto the device."""
-
-    def serving(self, following: str | None, begin: int, end: int, rows: int) -> None:
-        """From ``begin`` to ``end`` (ns) the active model served in the lowest ``rows`` block
-        rows, and ``following`` is to be next."""
-        ...
-
-    def switch(self, model: str, now: int) -> tuple[int, SwitchRecord]:
-        """Make ``model`` active: how long it takes (ns), and what it was."""
-        ...
-
-    @property
-    def staged_bytes(self) -> int: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Device bytes of an instance: its models' weights and blocks, what else is there."""
-
-    capacity: int
-    runtime: int
-    weights: dict[str, int]
-    block_bytes: dict[str, int]
-
-
-@dataclass(slots=True)
-class _Stretch:
-    """Decode iterations of a run, of which ``done`` were reported and ``steps`` are planned, both
-    counted from its beginning: at ``begin``, with ``context`` tokens."""
-
-    run: Run
-    begin: int
-    context: int
-    costs: Costs
-    done: int = 0
-    steps: int = 0
-
-    def at(self, steps: int) -> int:
-        """When so many iterations have ended."""
-        return self.begin + self.costs.decode(len(self.run.call_ids), self.context, steps)
-
-    def until(self, limit: int) -> int:
-        """Iterations up to the first, after those done, that ends at or after ``limit``; no more
-        than are planned."""
-        return bisect.bisect_left(range(self.steps), limit, lo=self.done + 1, key=self.at)
-
-    def by(self, now: int) -> int:
-        """Iterations that have ended by ``now``."""
-        steps = range(self.steps + 1)
-        return bisect.bisect_right(steps, now, lo=self.done + 1, key=self.at) - 1
 
 
 class SimulatedInstance:
@@ -134,7 +58,7 @@ class SimulatedInstance:
         self._emit = emit
         self._inbox: deque[Submit | Cancel] = deque()
         self._copier = Copier()
-        self._stretch: _Stretch | None = None
+        self._stretch: Stretch | None = None
         self._work: Switch | Restore | Run | None = None
         self._rows: list[tuple[bytes, int, int, int | None]] = []
         self._switch: SwitchRecord | None = None
@@ -252,7 +176,7 @@ class SimulatedInstance:
             self._emit(self.name, started)
         if run.phase in phases.DECODE:
             context = self.scheduler.context(run)
-            self._stretch = _Stretch(run, now, context, self._costs[run.model])
+            self._stretch = Stretch(run, now, context, self._costs[run.model])
             self._go_on()
             return
         costs = self._costs[run.model]
@@ -447,8 +371,3 @@ class SimulatedInstance:
             capacity=self._memory.capacity,
             host_kv=occupancy.host_used,
         )
-
-
-def latency_parts(finished: Finished) -> tuple[int, int]:
-    """(prefill ns, prompt tokens computed) of a finished call."""
-    return round(finished.prefill * 1e9), finished.prompt_tokens - finished.cached_tokens

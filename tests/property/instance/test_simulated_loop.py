@@ -48,7 +48,8 @@ from alipes.instance.scheduler.work import Restore, Run
 from alipes.replay.runs import SwitchRecord
 from alipes.replay.sim.clock import Clock, Rank
 from alipes.replay.sim.copier import Copier
-from alipes.replay.sim.instance import Memory, SimulatedInstance
+from alipes.replay.sim.devices import Memory
+from alipes.replay.sim.instance import SimulatedInstance
 
 from .simulated import BLOCK, SLAB
 from .timed import KnownCost, Session, Step
