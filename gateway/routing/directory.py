@@ -11,6 +11,7 @@ from typing import Final
 from alipes.instance.contract import BlocksRemoved, BlocksStored, Tier
 
 _PIECE: Final = 256
+_REMEMBERED: Final = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,23 +28,39 @@ class Locality:
         return self.device_tokens + self.host_tokens
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Of the first ``counting`` keys of a path, which must not change, so many blocks."""
+
+    keys: Sequence[bytes]
+    counting: int
+    device: int
+    host: int
+
+
 class BlockDirectory:
     """The keys in each tier of each instance. Chained keys name model format and whole prefix, so
     that models and tenants need no tables of their own."""
 
     def __init__(self) -> None:
         self._keys: defaultdict[tuple[str, Tier], set[bytes]] = defaultdict(set)
+        # What instances were found to have of paths since their blocks changed last: calls are
+        # asked about twice, those that wait again and again.
+        self._found: defaultdict[str, dict[int, _Found]] = defaultdict(dict)
 
     def stored(self, instance: str, event: BlocksStored) -> None:
         """Also for blocks that are known already, as after a reconnection."""
+        self._found.pop(instance, None)
         self._keys[instance, event.tier].update(event.keys)
 
     def removed(self, instance: str, event: BlocksRemoved) -> None:
         """Blocks that are not known are passed over."""
+        self._found.pop(instance, None)
         self._keys[instance, event.tier].difference_update(event.keys)
 
     def clear(self, instance: str) -> None:
         """Nothing is known of the instance (any more)."""
+        self._found.pop(instance, None)
         for tier in Tier:
             self._keys.pop((instance, tier), None)
 
@@ -60,8 +77,18 @@ class BlockDirectory:
         """How much of a prompt of ``tokens`` tokens an instance has: the unbroken beginning of
         blocks in either tier. The last token is always computed, so that at most
         ``(tokens - 1) // block_tokens`` blocks count."""
-        device, host = (self._keys[instance, tier] for tier in (Tier.DEVICE, Tier.HOST))
         counting = min(len(keys), max(0, tokens - 1) // block_tokens)
+        found = self._found[instance].get(id(keys))
+        if found is None or found.keys is not keys or found.counting != counting:
+            found = self._find(instance, keys, counting)
+            if len(self._found[instance]) >= _REMEMBERED:
+                self._found[instance].clear()
+            self._found[instance][id(keys)] = found
+        near, far = found.device * block_tokens, found.host * block_tokens
+        return Locality(near, far, tokens - near - far)
+
+    def _find(self, instance: str, keys: Sequence[bytes], counting: int) -> _Found:
+        device, host = (self._keys[instance, tier] for tier in (Tier.DEVICE, Tier.HOST))
         near = present = 0
         # No loop over keys: prompts have thousands, and this is asked at every placement.
         for start in range(0, counting, _PIECE):
@@ -75,5 +102,4 @@ class BlockDirectory:
                     break
             present += len(piece)
             near += here.count(True)
-        present *= block_tokens
-        return Locality(near * block_tokens, present - near * block_tokens, tokens - present)
+        return _Found(keys, counting, near, present - near)

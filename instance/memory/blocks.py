@@ -132,7 +132,7 @@ class BlockPool:
 
     def release(self, blocks: Sequence[int]) -> None:
         """Drop one reference to each block of a path; its end will be evicted before its start."""
-        references, published = self._references, self._published
+        references, published, ticket = self._references, self._published, self._ticket
         for block in reversed(blocks):
             left = references[block] - 1
             if left < 0:
@@ -140,18 +140,15 @@ class BlockPool:
             references[block] = left
             if left:
                 continue
-            if published[block]:
-                self._cache(block)
-            else:
+            if not published[block]:
                 heapq.heappush(self._returned, block)
-
-    def _cache(self, block: int) -> None:
-        self._access += 1
-        self._cached += 1
-        self._ticket[block] = self._access
-        if not self._queued[block]:
-            self._queued[block] = 1
-            self._unsorted.append(block)
+                continue
+            self._cached += 1
+            self._access += 1
+            ticket[block] = self._access
+            if not self._queued[block]:
+                self._queued[block] = 1
+                self._unsorted.append(block)
 
     def _sort(self) -> None:
         for block in self._unsorted:

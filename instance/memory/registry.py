@@ -22,7 +22,7 @@ from itertools import islice, repeat
 from typing import Final
 
 from alipes.instance.memory.changes import ChangeLog, HostChange
-from alipes.instance.memory.rows import HostBlock, Row, name_of, rows_of
+from alipes.instance.memory.rows import HostBlock, Row, joined, name_of, rows_of
 from alipes.instance.memory.slabs import FreeSlabs
 
 Priority = Callable[[HostBlock], tuple[int, ...]]
@@ -108,8 +108,7 @@ class HostRegistry:
         self._clock += len(keys)
         rows, new = self._take_path(revision, parent, keys, slabs)
         path = [block for row in rows for block in row.blocks]
-        self._stamp(rows, self._clock - len(path))
-        self._count(rows, 0, -1)
+        self._count(self._stamp(rows, self._clock - len(path)), 0, -1)
         return path, new
 
     def hold_path(
@@ -212,12 +211,16 @@ class HostRegistry:
                 self._forget(blocks)
             self._enqueue(row)
 
-    def _stamp(self, rows: Sequence[Row], access: int) -> None:
-        """The blocks of a path were used, its end right after ``access``."""
+    def _stamp(self, rows: Sequence[Row], access: int) -> list[Row]:
+        """The blocks of a path were used, its end right after ``access``; the rows they are in
+        then."""
         for row in reversed(rows):
             row.access = access + 1
             access += len(row.blocks)
+        rows = joined(rows)
+        for row in rows:
             self._enqueue(row)
+        return rows
 
     def _take_path(
         self, revision: str, parent: bytes, keys: Sequence[bytes], slabs: int

@@ -1,8 +1,9 @@
 """Host blocks, and the rows of them that share one state.
 
-What is copied to the host at once, and later used at once, is one row: pins, references and order
-of use are kept for the whole of it, so that what is done to a path of thousands of blocks costs as
-much as it has rows. A row is cut in two where something is done to a part of it.
+Neighbours in a path that are in one state are one row: pins, references and order of use are kept
+for the whole of it, so that what is done to a path of thousands of blocks costs as much as it has
+rows. A row is cut in two where something is done to a part of it, and joined with the next one
+where a path that goes through both was used.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from operator import attrgetter
 @dataclass(slots=True, eq=False)
 class Row:
     """Consecutive blocks of one path, all private or none, of ``size`` slabs each. ``access``: when
-    the last of them was used; each one before it was used one later. Gone once it has no blocks."""
+    the last of them was used; each one before it was used one later. ``apart``: it was cut off
+    where paths part, or may again. Gone once it has no blocks."""
 
     size: int
     access: int
@@ -23,6 +25,7 @@ class Row:
     pins: int = 1
     references: int = 0
     complete: bool = False
+    apart: bool = False
     queued: bool = field(default=False, repr=False)
 
     @property
@@ -40,13 +43,36 @@ class Row:
     def cut(self, place: int) -> Row:
         """Take the blocks from ``place`` on off into a row of their own."""
         rest = Row(
-            self.size, self.access, self.blocks[place:], self.pins, self.references, self.complete
+            self.size,
+            self.access,
+            self.blocks[place:],
+            self.pins,
+            self.references,
+            self.complete,
+            apart=True,
         )
         for block in rest.blocks:
             block.row = rest
         del self.blocks[place:]
         self.access += len(rest.blocks)
         return rest
+
+    def join(self, after: Row) -> bool:
+        """Take in the row that follows in a path, if all that is kept of both agrees."""
+        if self.blocks[-1].key != after.blocks[0].parent or self.private or after.private:
+            return False
+        if self.access != after.access + len(after.blocks) or after.apart:
+            return False
+        if (self.size, self.pins, self.references) != (after.size, after.pins, after.references):
+            return False
+        if self.complete != after.complete:
+            return False
+        for block in after.blocks:
+            block.row = self
+        self.blocks += after.blocks
+        self.access = after.access
+        after.blocks = []
+        return True
 
 
 @dataclass(slots=True, eq=False)
@@ -120,6 +146,15 @@ def _part(row: Row, blocks: list[HostBlock], place: int, was_cut: Callable[[Row]
     if same < len(row.blocks):
         was_cut(row.cut(same))
     return row
+
+
+def joined(rows: Sequence[Row]) -> list[Row]:
+    """The rows of a path that was just used, those joined that can be; each at most once."""
+    left: list[Row] = []
+    for row in rows:
+        if row.blocks and not (left and (row is left[-1] or left[-1].join(row))):
+            left.append(row)
+    return left
 
 
 def slabs_of(blocks: Sequence[HostBlock]) -> tuple[tuple[int, ...], ...]:

@@ -54,10 +54,9 @@ class KvSpace:
 
     def grow(self, call: Sequence, tokens: int) -> bool:
         """Let the call's blocks cover ``tokens`` positions; False changes nothing."""
-        missing = self.blocks_for(tokens) - len(call.blocks)
-        if missing <= 0:
+        if tokens <= len(call.blocks) * self.block_tokens:
             return True
-        allocation = self.pool.allocate(missing)
+        allocation = self.pool.allocate(self.blocks_for(tokens) - len(call.blocks))
         if allocation is None:
             return False
         if allocation.evicted:

@@ -65,3 +65,15 @@ def test_a_lost_instance_has_nothing(directory: BlockDirectory) -> None:
     assert (known(directory, "x"), known(directory, "y")) == (0, 1)
     directory.removed("x", BlocksRemoved("a", Tier.HOST, K))
     assert known(directory, "x") == 0
+
+
+def test_what_was_found_holds_until_blocks_change(directory: BlockDirectory) -> None:
+    assert directory.locality("x", K, 600, 64) == directory.locality("x", K, 600, 64)
+    assert directory.locality("x", K, 129, 64) == Locality(128, 0, 1)
+    directory.stored("x", stored(Tier.DEVICE, K[4]))
+    assert directory.locality("x", K, 600, 64) == Locality(256, 128, 600 - 384)
+    directory.removed("x", BlocksRemoved("a", Tier.DEVICE, K[:1]))
+    assert directory.locality("x", K, 600, 64).present == 0
+    for number in range(200):
+        directory.locality("y", (K[0], bytes([number]) * 16), 600, 64)
+    assert len(directory._found["y"]) <= 64

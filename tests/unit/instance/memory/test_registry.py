@@ -236,3 +236,19 @@ def test_no_host_memory_at_all() -> None:
     registry = HostRegistry(0)
     assert registry.reserve("r", None, 1) is None
     assert registry.reserve_path("r", b"root", [A], 1) == ([], [])
+
+
+def test_what_is_used_together_becomes_one_row_until_paths_part() -> None:
+    registry = HostRegistry(8)
+    stored(registry, A, B)
+    path = stored(registry, A, B, C, D)
+    assert path[0].row is not path[2].row
+    registry.touch(path)
+    assert path[0].row is path[3].row
+    registry.hold(path[:2])
+    assert (path[0].references, path[2].references) == (1, 0)
+    registry.drop(path[:2])
+    registry.touch(path)
+    assert path[1].row is not path[2].row
+    reserved(registry, None, 5)
+    assert registry.match("r", [A, B, C, D]) == path[:3]
