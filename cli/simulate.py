@@ -66,14 +66,14 @@ def simulate(
         study = prepare(scenario, file.parent, names, seed, QUICK_SESSIONS if quick else None)
         runs, varied = _drive(study, out, sensitivity)
         found = outcome(study.scenario, runs, _environment(study, quick))
+        show(study, found)
+        if varied:
+            show_variants(study.scenario, found, varied)
         if json_file is not None:
             json_file.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
     except (FieldError, HardwareError, SessionError, TraceError, OSError) as error:
         complain(str(error))
         raise typer.Exit(USAGE) from None
-    show(study, found)
-    if varied:
-        show_variants(study.scenario, found, varied)
     if not found.holds and not quick:
         raise typer.Exit(FAILURE)
 

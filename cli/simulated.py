@@ -81,11 +81,16 @@ def _best_rows(scenario: Scenario, found: Outcome) -> list[Row]:
 
 
 def _show_bounds(found: Outcome) -> None:
-    for row in found.rows[:1]:
+    """One line for all cases that have the same bounds: those under the same load."""
+    cases: dict[str, list[str]] = {}
+    for row in found.rows:
         told = ", ".join(
             f"{NAMES[name][0]} {number(name, value)} s" for name, value in row.bounds.items()
         )
-        say(f"no scheduler is below: {told}")
+        cases.setdefault(told or f"unknown, as {row.failed} calls failed", []).append(row.case)
+    for told, names in cases.items():
+        where = f" ({', '.join(names)})" if len(cases) > 1 else ""
+        say(f"no scheduler is below: {told}{where}")
 
 
 def _show_parts(rows: Sequence[Row]) -> None:

@@ -50,7 +50,8 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def holds(self) -> bool:
-        return all(claim.holds for claim in self.claims)
+        """All claims hold, and no call failed."""
+        return all(claim.holds for claim in self.claims) and not any(r.failed for r in self.rows)
 
 
 def row_of(run: Run) -> Row:
@@ -71,7 +72,7 @@ def row_of(run: Run) -> Row:
 def outcome(scenario: Scenario, runs: Sequence[Run], environment: Mapping[str, str]) -> Outcome:
     """Rows of all runs, in their order, and the scenario's claims about those that ran."""
     rows = tuple(row_of(run) for run in runs)
-    found = {row.case: row for row in rows}
+    found = {row.case: row for row in rows} | best(scenario, rows)
     claims = [
         _claim(wanted, found)
         for wanted in scenario.claims
@@ -95,13 +96,14 @@ def _claim(wanted: Comparison, rows: Mapping[str, Row]) -> Claim:
 
 
 def best(scenario: Scenario, rows: Sequence[Row]) -> dict[str, Row]:
-    """Of each group in ``best_of``, under each load, the row with the least median SCT."""
+    """Of each group in ``best_of`` that has run whole, under each load, the row with the least
+    median SCT, by the group's name."""
     found: dict[str, Row] = {}
     for name, members in scenario.best_of.items():
         for load in scenario.loads:
             labels = {f"{load}.{member}" if load else member for member in members}
             told = [row for row in rows if row.case in labels and "sct_p50" in row.measures]
-            if told:
+            if len(told) == len(labels):
                 label = f"{load}.{name}" if load else name
                 found[label] = min(told, key=lambda row: row.measures["sct_p50"])
     return found

@@ -218,13 +218,16 @@ def _check_figures(scenario: Scenario) -> None:
     labels = [case.label for case in cases(scenario)]
     if twice := [label for label in labels if labels.count(label) > 1]:
         raise FieldError("loads", f"two runs would be called {twice[0]}; rename one")
+    # A claim may also be held against the best of a group.
+    groups = [f"{load}.{n}" if load else n for load in scenario.loads for n in scenario.best_of]
     published = scenario.published.values if scenario.published else {}
     told = [(f"published.values.{label}", label, set(of)) for label, of in published.items()]
     for place, claim in enumerate(scenario.claims):
         told += [(f"claims[{place}]", label, {claim.figure}) for label in (claim.of, claim.to)]
     for field, label, figures in told:
-        if label not in labels:
-            raise FieldError(field, f"{label!r} is no run; there are {', '.join(labels)}")
+        known = labels + groups * field.startswith("claims")
+        if label not in known:
+            raise FieldError(field, f"{label!r} is no run; there are {', '.join(known)}")
         if unknown := sorted(figures - NAMES.keys()):
             raise FieldError(field, f"no figure is called {unknown[0]}; see the docs of reports")
 
