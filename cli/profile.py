@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from alipes.cli.cluster import DEFAULT_FILE, ConfigOption, JsonOption, load, prepare_models
 from alipes.cli.output import CommandError, print_json, print_table, reported
-from alipes.cli.stack import FILE, PYTHON, serving
+from alipes.cli.stack import FILE, PYTHON, end_in_order, serving
 from alipes.cli.timed_calls import time_calls
 from alipes.gateway.config import Cluster, ConfigError, instance_settings
 from alipes.gateway.fleet.cores import divide_cores
@@ -38,6 +38,7 @@ def profile(
     as_json: JsonOption = False,
 ) -> None:
     """Time an instance while it serves; write what its work takes as a hardware profile."""
+    end_in_order()
     with reported(SourceError, OSError):
         cluster = load(config)
         name = _chosen(cluster, instance, config)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -62,6 +63,11 @@ class Stack:
 
         shown = httpx.get(f"{self.url}/admin/instances", trust_env=False).json()["instances"]
         return next(dict(one["snapshot"]) for one in shown if one["name"] == instance)
+
+
+def end_in_order() -> None:
+    """Let SIGTERM end this process as Ctrl-C does, so that no stack outlives it."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ Step = tuple[int, int]
 """Tokens that a call adds to the context, and tokens that it draws."""
 
 PREFILL_SECONDS: Final = 4.0
-DECODE_SECONDS: Final = 0.4
+DECODE_SECONDS: Final = 0.3
 DEPTH: Final = (256, 3_000)
 DRAWN: Final = (16, 64)
 ALONE: Final = (0.05, 0.25, 0.5, 0.01, 0.06, 0.13)

@@ -19,7 +19,7 @@ from alipes.cli.cluster import load, prepare_models
 from alipes.cli.output import FAILURE, print_table, progress_bars, reported
 from alipes.cli.profile import cpu_name, fit_all, time_instance
 from alipes.cli.simulated import number, say
-from alipes.cli.stack import serving
+from alipes.cli.stack import end_in_order, serving
 from alipes.cli.timed_calls import planned, play
 from alipes.gateway.config import Cluster
 from alipes.gateway.routing.decision import Policy
@@ -76,6 +76,7 @@ class Plan:
 
 def validate(quick: bool, json_file: Path | None, out: Path | None) -> None:
     """Run everything, print it, and exit with 1 where a claim does not hold."""
+    end_in_order()
     with reported(SourceError, OSError):
         plan = packaged(quick)
         with tempfile.TemporaryDirectory(prefix="alipes-validate-") as work:

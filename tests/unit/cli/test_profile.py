@@ -59,7 +59,7 @@ def estimate(token: float, step: float) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("token", "step", "expected"),
     [
-        (0.004, 0.02, Pace(1_000, 20)),
+        (0.004, 0.015, Pace(1_000, 20)),
         (1e-6, 1e-6, Pace(DEPTH[1], DRAWN[1])),
         (1.0, 1.0, Pace(DEPTH[0], DRAWN[0])),
     ],
