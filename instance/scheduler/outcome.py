@@ -54,6 +54,8 @@ def measure(
     slot.prefill_runs += 1
     slot.prefill_spent += seconds
     tokens = sum(run.chunks)
+    again = sum(n for call, n in zip(calls, run.chunks, strict=True) if call.generated)
+    slot.returned += seconds * again / tokens
     positions = sum(n * (call.computed + n) for call, n in zip(calls, run.chunks, strict=True))
     profile.prefill.observe((1.0, tokens, positions), seconds)
     for call in calls:

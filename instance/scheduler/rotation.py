@@ -77,7 +77,12 @@ class Rotation:
         }
         self.plan = plan_round(tuple(demands.values()), settings.targets, settings.switch_share)
         share, own = self.plan.shares[slot.model], demands[slot.model]
-        due = slot.due if self.plan.at_risk is None else 0
+        due = slot.due
+        if self.plan.at_risk is not None:
+            # Bringing calls back takes no more of a slot than what they are brought back for: where
+            # that alone exceeds the bound they would else draw a token each time.
+            redeemed = own.decode_step > 0 and not alone
+            due = math.ceil(slot.returned / own.decode_step) if redeemed else 0
         left = self._left(slot, state, ready)
         share = within(share, own, left, due)
         overrun = own.chunk + share.protected * own.decode_step > left

@@ -346,6 +346,7 @@ class RoundScheduler:
             profile.restore.observe((1.0, work.tokens), seconds)
         if batch.resumes:
             profile.resume.observe(seconds)
+            slot.returned += seconds
         else:
             slot.prefill_spent += seconds
         self._stale = True

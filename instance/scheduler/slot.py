@@ -19,7 +19,8 @@ class Slot:
     ``latest`` (ns) is when it must end for the next model to be revisited within its bound.
     ``paid`` counts decode iterations against ``share.protected``. ``stuck`` tells that P could
     begin nothing: there is no point in another P before a call ends. ``due`` iterations are what
-    the time since the model's last slot asks for, however long that has really been.
+    the time since the model's last slot asks for, however long that has really been. ``returned``
+    seconds went into bringing interrupted calls back, by restoring or recomputing them.
 
     Calls that came before serial number ``ordinary`` could come in through P; it is None until P
     is over. P was ``cut`` when its time ended before its work. With ``sessions`` on, later calls
@@ -35,6 +36,7 @@ class Slot:
     latest: float = math.inf
     prefill_spent: float = 0.0
     prefill_runs: int = 0
+    returned: float = 0.0
     paid: int = 0
     resumed: bool = False
     stuck: bool = False
