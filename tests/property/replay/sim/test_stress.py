@@ -20,7 +20,7 @@ from alipes.replay.sim.costs import engine_costs
 from .small import Case, cases
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(case=cases())
 def test_whatever_happens_every_session_ends(case: Case) -> None:
     cluster = case.cluster()
