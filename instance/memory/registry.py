@@ -22,7 +22,7 @@ from itertools import islice, repeat
 from typing import Final
 
 from alipes.instance.memory.changes import ChangeLog, HostChange
-from alipes.instance.memory.rows import HostBlock, Row, joined, name_of, rows_of
+from alipes.instance.memory.rows import HostBlock, Row, joined, name_of, rows_of, still_here
 from alipes.instance.memory.slabs import FreeSlabs
 
 Priority = Callable[[HostBlock], tuple[int, ...]]
@@ -100,30 +100,44 @@ class HostRegistry:
         return row.blocks[0]
 
     def reserve_path(
-        self, revision: str, parent: bytes, keys: Sequence[bytes], slabs: int
+        self,
+        revision: str,
+        parent: bytes,
+        keys: Sequence[bytes],
+        slabs: int,
+        begun: Sequence[HostBlock] = (),
     ) -> tuple[list[HostBlock], list[int]]:
         """Blocks of the longest beginning of a path after ``parent`` that the host has or has
         room for, ``slabs`` each, and the places in it of those that are new and must be copied.
-        No part of the path is evicted for another."""
+        No part of the path is evicted for another. ``begun`` are the blocks that it began with
+        when it was last looked at: those that are still here need not be looked up."""
         self._clock += len(keys)
-        rows, new = self._take_path(revision, parent, keys, slabs)
+        rows, new = self._take_path(revision, parent, keys, slabs, begun)
         path = [block for row in rows for block in row.blocks]
         self._count(self._stamp(rows, self._clock - len(path)), 0, -1)
         return path, new
 
     def hold_path(
-        self, revision: str, parent: bytes, keys: Sequence[bytes], private: int, slabs: int
+        self,
+        revision: str,
+        parent: bytes,
+        keys: Sequence[bytes],
+        private: int,
+        slabs: int,
+        begun: Sequence[HostBlock] = (),
     ) -> tuple[list[HostBlock], list[int]] | None:
         """As ``reserve_path`` for a saved call, which refers to all of it: the whole path, and
         ``private`` more blocks; None, with nothing changed, when too much is held."""
-        found = filter(None, map(self._keyed[revision].get, keys))
-        there = self._rows(list(found))
+        begun = _as_far(begun, keys)
+        rest = islice(keys, len(begun), None)
+        found = [*begun, *filter(None, map(self._keyed[revision].get, rest))]
+        there = self._rows(found)
         needed = len(keys) + private - sum(len(row.blocks) for row in there if row.held)
         if needed * slabs > self.total - self._held:
             return None
         # What is here cannot be evicted for what is new.
         self._count(there, 0, 1)
-        rows, new = self._take_path(revision, parent, keys, slabs)
+        rows, new = self._take_path(revision, parent, keys, slabs, begun)
         self._count(there, 0, -1)
         if private and (own := self._add(revision, b"", [None] * private, slabs)) is not None:
             own.references += 1
@@ -223,7 +237,12 @@ class HostRegistry:
         return rows
 
     def _take_path(
-        self, revision: str, parent: bytes, keys: Sequence[bytes], slabs: int
+        self,
+        revision: str,
+        parent: bytes,
+        keys: Sequence[bytes],
+        slabs: int,
+        begun: Sequence[HostBlock],
     ) -> tuple[list[Row], list[int]]:
         """The rows of the longest beginning that is here or has room, each referred to once more,
         and the places of what is new."""
@@ -232,7 +251,9 @@ class HostRegistry:
         new: list[int] = []
         place = 0
         while place < len(keys):
-            if there := _until_none(known.get, islice(keys, place, None)):
+            there = _as_far(begun, keys) if place == 0 else []
+            there += _until_none(known.get, islice(keys, place + len(there), None))
+            if there:
                 self._count(found := self._rows(there), 0, 1)
                 rows += found
                 place += len(there)
@@ -324,6 +345,11 @@ class HostRegistry:
 def _until_none(get: Callable[[bytes], HostBlock | None], keys: Iterable[bytes]) -> list[HostBlock]:
     # Stops at the first None, without a loop in Python: paths have thousands of blocks.
     return list(iter(map(get, keys).__next__, None))
+
+
+def _as_far(begun: Sequence[HostBlock], keys: Sequence[bytes]) -> list[HostBlock]:
+    """Of the blocks that a path began with, those that are still here."""
+    return list(begun[: still_here(begun[: len(keys)], published=False)])
 
 
 def _keys(blocks: Sequence[HostBlock]) -> list[bytes]:

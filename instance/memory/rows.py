@@ -148,6 +148,24 @@ def _part(row: Row, blocks: list[HostBlock], place: int, was_cut: Callable[[Row]
     return row
 
 
+def still_here(blocks: Sequence[HostBlock], published: bool) -> int:
+    """How many blocks of a path, from the first, are still on the host; only as far as they are
+    ``published`` where that counts. Sooner than to look every one up; a few that are here may not
+    be counted."""
+    place = 0
+    while place < len(blocks):
+        block = blocks[place]
+        row = block.row
+        if not block.slabs or (published and not row.complete):
+            break
+        first = row.blocks.index(block) if place == 0 else 0
+        part = row.blocks[first : first + len(blocks) - place]
+        if blocks[place : place + len(part)] != part:
+            break
+        place += len(part)
+    return place
+
+
 def joined(rows: Sequence[Row]) -> list[Row]:
     """The rows of a path that was just used, those joined that can be; each at most once."""
     left: list[Row] = []

@@ -11,7 +11,7 @@ from alipes.instance.contract import BlocksRemoved, BlocksStored, ModelReport, T
 from alipes.instance.engine.protocol import HostSlabs
 from alipes.instance.memory.changes import HostChange, HostStored
 from alipes.instance.memory.registry import HostRegistry
-from alipes.instance.memory.rows import HostBlock, slabs_of
+from alipes.instance.memory.rows import HostBlock, slabs_of, still_here
 from alipes.instance.scheduler.sequence import Sequence
 from alipes.instance.scheduler.work import Checkpoint
 
@@ -72,8 +72,13 @@ class HostKv:
         can give."""
         if not self._shared or call.recompute:
             return []
-        path = call.path(last, self._block_tokens, first)
-        return self.registry.match(self._revision[call.call.model], path)
+        begun = call.on_host[first:last]
+        del begun[still_here(begun, published=True) :]
+        path = call.path(last, self._block_tokens, first + len(begun))
+        found = begun + self.registry.match(self._revision[call.call.model], path)
+        if first <= len(call.on_host):
+            call.on_host[first:] = found
+        return found
 
     # --- to the host ---------------------------------------------------------------------------
 
@@ -105,11 +110,17 @@ class HostKv:
         keys = call.extend_path(full, self._block_tokens)[:full] if self._shared else []
         private = full - len(keys) + (rest > 0)
         saved = self.registry.hold_path(
-            self._revision[model], call.call.root, keys, private, self._slabs[model]
+            self._revision[model],
+            call.call.root,
+            keys,
+            private,
+            self._slabs[model],
+            call.on_host,
         )
         if saved is None:
             return False
         call.saved, new = saved
+        call.on_host = call.saved[: len(keys)]
         copying.add(call.blocks, call.saved, new)
         return True
 
@@ -144,7 +155,7 @@ class HostKv:
     def _reserve(self, call: Sequence, keys: list[bytes]) -> tuple[list[HostBlock], list[int]]:
         model = call.call.model
         return self.registry.reserve_path(
-            self._revision[model], call.call.root, keys, self._slabs[model]
+            self._revision[model], call.call.root, keys, self._slabs[model], call.on_host
         )
 
     def _affordable(self, model: str, keys: list[bytes], spare: int) -> list[bytes]:

@@ -60,7 +60,8 @@ class Sequence:
     offered to the prefix index. ``order`` is the call's place in every queue, lowest first. While
     it waits, ``known`` tokens are expected to need no computing, ``known_host`` of them from the
     host; ``recompute`` tells that the host failed to give them. ``parked`` is the turn of the slot
-    that parked it last, ``aged`` tells that it lacked blocks once. Times in ns."""
+    that parked it last, ``aged`` tells that it lacked blocks once. ``on_host`` are the blocks that
+    the host had of its beginning when it was last asked. Times in ns."""
 
     call: Submit
     arrived: int
@@ -82,6 +83,7 @@ class Sequence:
     aged: bool = False
     blocks: list[int] = field(default_factory=list)
     saved: list[HostBlock] = field(default_factory=list)
+    on_host: list[HostBlock] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
     started: int | None = None
     first_token: int | None = None

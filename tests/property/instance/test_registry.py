@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from alipes.instance.memory.changes import HostChange, HostRemoved
 from alipes.instance.memory.registry import HostRegistry
-from alipes.instance.memory.rows import HostBlock
+from alipes.instance.memory.rows import HostBlock, still_here
 
 REVISIONS = ("p", "q")
 SLABS = {"p": 2, "q": 3}
@@ -83,6 +83,12 @@ class Registry(RuleBasedStateMachine):
         self.registry = HostRegistry(total)
         self.slow = Slow(total)
         self.told: set[tuple[str, bytes]] = set()
+        self.seen: dict[tuple[str, str], list[HostBlock]] = {}
+
+    def begun(self, word: str, revision: str) -> list[HostBlock]:
+        """The blocks of the longest beginning of a word that was looked at before."""
+        seen = (self.seen.get((revision, word[:end])) for end in range(len(word), 0, -1))
+        return next((path for path in seen if path is not None), [])
 
     def some(self, data: st.DataObject, copies: Iterator[Copy]) -> list[Copy]:
         found = list(copies)
@@ -100,7 +106,9 @@ class Registry(RuleBasedStateMachine):
     @rule(word=st.text("ab", min_size=1, max_size=5), revision=st.sampled_from(REVISIONS))
     def checkpoint(self, word: str, revision: str) -> None:
         keys = [word[:end].encode() for end in range(1, len(word) + 1)]
-        path, new = self.registry.reserve_path(revision, b"root", keys, SLABS[revision])
+        begun = self.begun(word, revision)
+        path, new = self.registry.reserve_path(revision, b"root", keys, SLABS[revision], begun)
+        self.seen[revision, word[: len(path)]] = path
         copies: list[Copy] = []
         for index, key in enumerate(keys):
             copy = self.slow.of(revision, key)
@@ -131,11 +139,13 @@ class Registry(RuleBasedStateMachine):
         found = [self.slow.of(revision, key) for key in keys]
         held = sum(copy is not None and copy.held for copy in found)
         room = self.slow.total - self.slow.used(held_only=True)
-        saved = self.registry.hold_path(revision, b"root", keys, private, size)
+        begun = self.begun(word, revision)
+        saved = self.registry.hold_path(revision, b"root", keys, private, size, begun)
         assert (saved is not None) == ((len(keys) + private - held) * size <= room)
         if saved is None:
             return
         path, new = saved
+        self.seen[revision, word] = path[: len(word)]
         slots = [*found, *[None] * private]
         assert new == [place for place, copy in enumerate(slots) if copy is None]
         copies = [copy for copy in found if copy is not None]
@@ -232,6 +242,20 @@ class Registry(RuleBasedStateMachine):
                 copy.pins,
                 copy.references,
             )
+
+    @invariant()
+    def seen_as_far_as_it_is_here(self) -> None:
+        if not hasattr(self, "registry"):
+            return
+        live = {id(copy.block): copy.complete for copy in self.slow.live}
+        for path in self.seen.values():
+            here = [live.get(id(block)) for block in path]
+            for published in (False, True):
+                counted = still_here(path, published)
+                assert None not in here[:counted]
+                assert not published or all(here[:counted])
+                whole = all(known is not None and (known or not published) for known in here)
+                assert not whole or counted == len(path)
 
     @invariant()
     def told_as_it_is(self) -> None:
