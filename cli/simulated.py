@@ -13,7 +13,16 @@ from alipes.replay.sim.outcome import Outcome, Row, best
 from alipes.replay.sim.scenario import Scenario
 from alipes.replay.sim.study import Study
 
-MAIN: Final = ("sct_p50", "sct_p95", "ttft_p50", "ttft_p95", "cached_share", "switch_share")
+# Short enough for a line of 80 characters; latencies are seconds.
+MAIN: Final = {
+    "sct_p50": "SCT p50",
+    "sct_p95": "p95",
+    "ttft_p50": "TTFT p50",
+    "ttft_p95": "p95",
+    "cached_share": "cached",
+    "switch_share": "switching",
+    "rounds": "rounds",
+}
 PARTS: Final = (
     ("admission", "client"),
     ("queue", "gateway"),
@@ -30,19 +39,10 @@ PARTS: Final = (
 def show(study: Study, found: Outcome) -> None:
     """Tables to stdout: each case, the papers' numbers, where the time goes, claims."""
     rows = [*found.rows, *_best_rows(study.scenario, found)]
-    columns = ("case", "calls", "failed", *(NAMES[name][0] for name in MAIN), "rounds", "wall s")
-    table = [
-        (
-            row.case,
-            f"{row.calls:,}",
-            str(row.failed),
-            *(number(name, row.measures.get(name)) for name in MAIN),
-            number("rounds", row.measures.get("rounds")),
-            number("seconds", study.seconds.get(row.case)),
-        )
-        for row in rows
-    ]
-    print_table(f"{found.name} on {found.environment['hardware']}", columns, table, ("case",))
+    table = [(row.case, *(number(name, row.measures.get(name)) for name in MAIN)) for row in rows]
+    title = f"{found.name} on {found.environment['hardware']} (seconds)"
+    print_table(title, ("case", *MAIN.values()), table, ("case",))
+    _show_calls(study, found)
     _show_bounds(found)
     _show_parts(rows)
     _show_published(found)
@@ -51,6 +51,15 @@ def show(study: Study, found: Outcome) -> None:
         say(f"{mark}: {claim.name}: {claim.value:.3g} (target {claim.target})")
     for assumption in study.scenario.assumptions:
         say(f"assumed: {assumption}")
+
+
+def _show_calls(study: Study, found: Outcome) -> None:
+    calls = sum(row.calls for row in found.rows)
+    failed = {row.case: row.failed for row in found.rows if row.failed}
+    wall = sum(study.seconds.get(row.case, 0.0) for row in found.rows)
+    say(f"{calls:,} calls in {len(found.rows)} runs, simulated in {wall:.1f} s")
+    for case, count in failed.items():
+        say(f"FAILED: {count} calls of {case}")
 
 
 def show_variants(scenario: Scenario, found: Outcome, varied: Sequence[tuple[str, Row]]) -> None:
@@ -110,7 +119,7 @@ def _show_published(found: Outcome) -> None:
             ratio = f"{ours / value:.2f}" if ours is not None and value else ""
             table.append((row.case, NAMES[name][0], number(name, value), number(name, ours), ratio))
     if table:
-        columns = ("case", "figure", "published", "simulated", "ratio")
+        columns = ("case", "figure", "published", "simulated", "times")
         print_table("beside the paper", columns, table, ("case", "figure"))
 
 
