@@ -61,9 +61,9 @@ class SessionCall:
 
 class SessionTable:
     """At most ``limit`` branches, beyond those of sessions with a call in flight, for ``idle``
-    seconds after their session's last use. When there are too many, the tenant with most sessions loses the one
-    it used longest ago. Paths, of blocks of ``block_tokens``, take ``kept_bytes`` at most.
-    ``entropy`` gives so many random bytes: of a live gateway unguessable ones, as they name
+    seconds after their session's last use. When there are too many, the tenant with most sessions
+    loses the one it used longest ago. Paths, of blocks of ``block_tokens``, take ``kept_bytes`` at
+    most. ``entropy`` gives so many random bytes: of a live gateway unguessable ones, as they name
     sessions that come without an id."""
 
     def __init__(
