@@ -85,7 +85,7 @@ class PrefixIndex:
 
     def clear(self) -> tuple[BlocksRemoved, ...]:
         """Forget everything: the device blocks are void."""
-        keys = tuple(self._key.values())
+        keys = tuple(self._block)
         for known in (self._block, self._key, self._parent):
             known.clear()
         return self._gone(keys)

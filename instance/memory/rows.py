@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
+
+import msgspec
 
 
 @dataclass(slots=True, eq=False)
@@ -75,8 +76,7 @@ class Row:
         return True
 
 
-@dataclass(slots=True, eq=False)
-class HostBlock:
+class HostBlock(msgspec.Struct, eq=False):
     """One block of a model on the host; only the registry changes it. ``key`` names the whole
     prefix that ends in it; without one only its owner can use it. ``slabs`` are in the order in
     which the block's bytes fill them, and empty once the block is gone."""
@@ -85,7 +85,10 @@ class HostBlock:
     key: bytes | None
     parent: bytes
     slabs: tuple[int, ...]
-    row: Row = field(repr=False)
+    row: Row
+
+    def __repr__(self) -> str:
+        return f"<{name_of(self)}, slabs {self.slabs}>"
 
     @property
     def pins(self) -> int:
@@ -173,10 +176,6 @@ def joined(rows: Sequence[Row]) -> list[Row]:
         if row.blocks and not (left and (row is left[-1] or left[-1].join(row))):
             left.append(row)
     return left
-
-
-def slabs_of(blocks: Sequence[HostBlock]) -> tuple[tuple[int, ...], ...]:
-    return tuple(map(attrgetter("slabs"), blocks))
 
 
 def name_of(block: HostBlock) -> str:

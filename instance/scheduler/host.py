@@ -11,7 +11,7 @@ from alipes.instance.contract import BlocksRemoved, BlocksStored, ModelReport, T
 from alipes.instance.engine.protocol import HostSlabs
 from alipes.instance.memory.changes import HostChange, HostStored
 from alipes.instance.memory.registry import HostRegistry
-from alipes.instance.memory.rows import HostBlock, slabs_of, still_here
+from alipes.instance.memory.rows import HostBlock, still_here
 from alipes.instance.scheduler.sequence import Sequence
 from alipes.instance.scheduler.work import Checkpoint
 
@@ -128,7 +128,7 @@ class HostKv:
         """Copies for the engine to begin now; their end is told to ``ended`` or ``failed``."""
         ticket = next(self._tickets)
         self._copying[ticket] = copying
-        return Checkpoint(ticket, tuple(copying.sources), slabs_of(copying.blocks))
+        return Checkpoint(ticket, tuple(copying.sources), tuple(copying.blocks))
 
     def ended(self, ticket: int) -> Copying:
         copying = self._copying.pop(ticket)

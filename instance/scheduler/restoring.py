@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from alipes.instance.memory.rows import HostBlock, slabs_of
+from alipes.instance.memory.rows import HostBlock
 from alipes.instance.scheduler.sequence import Sequence
 from alipes.instance.scheduler.work import Restore
 
@@ -27,4 +27,4 @@ class Restoring:
         self.tokens += tokens
 
     def work(self) -> Restore:
-        return Restore(tuple(self.devices), slabs_of(self.sources), self.tokens)
+        return Restore(tuple(self.devices), tuple(self.sources), self.tokens)

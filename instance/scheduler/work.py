@@ -13,20 +13,21 @@ from alipes.instance.contract import (
     Started,
 )
 from alipes.instance.engine.protocol import BlockCopy
+from alipes.instance.memory.rows import HostBlock
 
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """Blocks of the active model to be copied to the host while the engine goes on; its end is
-    reported to ``copied`` under ``ticket``. ``slabs`` has those of each of the ``devices``."""
+    reported to ``copied`` under ``ticket``. ``devices`` and ``blocks`` go together."""
 
     ticket: int
     devices: tuple[int, ...]
-    slabs: tuple[tuple[int, ...], ...]
+    blocks: tuple[HostBlock, ...]
 
     @property
     def copies(self) -> tuple[BlockCopy, ...]:
-        return tuple(map(BlockCopy, self.devices, self.slabs))
+        return _copies(self.devices, self.blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +42,15 @@ class Switch:
 @dataclass(frozen=True, slots=True)
 class Restore:
     """Copy blocks from the host to the device, for saved calls or for the prefixes of new ones
-    (``tokens`` in all). ``slabs`` has those of each of the ``devices``."""
+    (``tokens`` in all). ``devices`` and ``blocks`` go together."""
 
     devices: tuple[int, ...]
-    slabs: tuple[tuple[int, ...], ...]
+    blocks: tuple[HostBlock, ...]
     tokens: int
 
     @property
     def copies(self) -> tuple[BlockCopy, ...]:
-        return tuple(map(BlockCopy, self.devices, self.slabs))
+        return _copies(self.devices, self.blocks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,3 +92,8 @@ class Progress:
     failed: tuple[Failed, ...] = ()
     checkpoint: Checkpoint | None = None
     over: bool = False
+
+
+def _copies(devices: tuple[int, ...], blocks: tuple[HostBlock, ...]) -> tuple[BlockCopy, ...]:
+    """What an engine is told. The blocks are pinned until it has ended, and so keep their slabs."""
+    return tuple(BlockCopy(d, block.slabs) for d, block in zip(devices, blocks, strict=True))

@@ -15,6 +15,7 @@ from alipes.replay.runs import Run, RunInfo
 from alipes.replay.sim.bounds import Bounds, bounds
 from alipes.replay.sim.build import Fleet, build
 from alipes.replay.sim.cluster import Cluster
+from alipes.replay.sim.collecting import collecting_rarely
 from alipes.replay.sim.costs import engine_costs
 from alipes.replay.sim.hardware import Hardware
 from alipes.replay.sim.scenario import Case, Scenario, TraceSpec
@@ -108,7 +109,8 @@ def simulate(scenario: Scenario, hardware: Hardware, sessions: Workload, case: C
     hardware = _sized(hardware, case)
     fleet = Fleet(hardware, case.setup, scenario.instances)
     cluster = build(fleet, sessions.sessions, case.pacing, scenario.seed, scenario.warmup)
-    cluster.run()
+    with collecting_rarely():
+        cluster.run()
     least = bounds_of(fleet, sessions.sessions, case, scenario.warmup)
     info = _info(scenario, hardware, sessions, case, cluster, least)
     timelines = [instance.timeline for instance in cluster.instances]
