@@ -153,19 +153,20 @@ def _part(row: Row, blocks: list[HostBlock], place: int, was_cut: Callable[[Row]
 
 def still_here(blocks: Sequence[HostBlock], published: bool) -> int:
     """How many blocks of a path, from the first, are still on the host; only as far as they are
-    ``published`` where that counts. Sooner than to look every one up; a few that are here may not
-    be counted."""
+    ``published`` where that counts. Sooner than to look every one up."""
     place = 0
     while place < len(blocks):
         block = blocks[place]
         row = block.row
         if not block.slabs or (published and not row.complete):
             break
-        first = row.blocks.index(block) if place == 0 else 0
+        first = 0 if row.blocks[0] is block else row.blocks.index(block)
         part = row.blocks[first : first + len(blocks) - place]
-        if blocks[place : place + len(part)] != part:
-            break
-        place += len(part)
+        if blocks[place : place + len(part)] == part:
+            place += len(part)
+            continue
+        # The row goes on with another path than this one.
+        place += next(i for i, own in enumerate(part) if own is not blocks[place + i])
     return place
 
 
