@@ -20,8 +20,12 @@ class _ToolCall(msgspec.Struct, frozen=True):
 
 
 class _Delta(msgspec.Struct, frozen=True):
+    """Servers call what a model thinks ``reasoning_content`` or ``reasoning``."""
+
+    role: str | None = None
     content: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None
     tool_calls: list[_ToolCall] | None = None
 
     @property
@@ -29,7 +33,14 @@ class _Delta(msgspec.Struct, frozen=True):
         """All that the model wrote; ids of tool calls are the server's own and left out."""
         calls = [call.function for call in self.tool_calls or ()]
         written = [part for call in calls for part in (call.name, call.arguments)]
-        return "".join(filter(None, (self.reasoning_content, self.content, *written)))
+        thought = self.reasoning_content or self.reasoning
+        return "".join(filter(None, (thought, self.content, *written)))
+
+    @property
+    def empty(self) -> bool:
+        """Whether it has no field for what a model draws, not even an empty one."""
+        fields = (self.content, self.reasoning_content, self.reasoning, self.tool_calls)
+        return all(field is None for field in fields)
 
 
 class _Choice(msgspec.Struct, frozen=True):
@@ -38,6 +49,20 @@ class _Choice(msgspec.Struct, frozen=True):
     delta: _Delta = _Delta()
     text: str | None = None
     finish_reason: str | None = None
+
+    @property
+    def written(self) -> str:
+        return self.text or self.delta.text
+
+    @property
+    def token(self) -> bool:
+        """Whether a token came with it, even one that shows as nothing yet: a part of a character,
+        a special token. Without text, what tells the role or the end of a choice brings none."""
+        if self.written:
+            return True
+        if self.finish_reason or self.delta.role:
+            return False
+        return self.text is not None or not self.delta.empty
 
 
 class _Details(msgspec.Struct, frozen=True):
@@ -92,7 +117,8 @@ class Lines:
 @dataclass(slots=True)
 class Answer:
     """What one call gave. ``first`` and ``last`` are the instants (of the clock handed in) at
-    which output came, None if none ever did. ``error`` is empty when all went well."""
+    which tokens came, shown as text or not, None if none ever did. ``error`` is empty when all
+    went well."""
 
     first: int | None = None
     last: int | None = None
@@ -133,7 +159,10 @@ class Answer:
         if chunk.error:
             self.error = f"in the stream: {_message_in(chunk.error)}"
         for choice in chunk.choices:
-            self._text(choice.text or choice.delta.text, clock)
+            # A choice that ends has drawn something: at the latest now.
+            if choice.token or (choice.finish_reason and self.first is None):
+                self._came(clock())
+            self._digest.update(choice.written.encode())
             self.finish_reason = choice.finish_reason or self.finish_reason
         if chunk.usage is not None:
             self.prompt_tokens = chunk.usage.prompt_tokens
@@ -142,13 +171,10 @@ class Answer:
             self.cached_tokens = details.cached_tokens if details else None
             self.restored_tokens = details.restored_tokens if details else None
 
-    def _text(self, text: str, clock: Callable[[], int]) -> None:
-        if not text:
-            return
-        self.last = clock()
+    def _came(self, now: int) -> None:
+        self.last = now
         if self.first is None:
-            self.first = self.last
-        self._digest.update(text.encode())
+            self.first = now
 
 
 def problem_of(status: int, body: bytes) -> str:

@@ -44,6 +44,36 @@ def test_the_first_output_is_text_not_a_role_and_not_a_comment() -> None:
     assert answer.finish_reason == "length"
 
 
+@pytest.mark.parametrize(
+    "first",
+    [
+        delta(content=""),
+        delta(reasoning_content="hm"),
+        delta(reasoning="hm"),
+        delta(reasoning=""),
+        delta(tool_calls=[{"index": 0, "function": {"arguments": ""}}]),
+        {"choices": [{"index": 0, "text": "", "finish_reason": None}]},
+    ],
+)
+def test_a_token_that_shows_as_nothing_yet_is_the_first_output(first: dict[str, object]) -> None:
+    answer = answer_of(delta(role="assistant", content=""), first, delta(content="a"))
+    assert (answer.first, answer.last) == (0, 1)
+    assert answer_of(first, delta(content="a")).first == 0
+
+
+def test_what_brings_no_token_is_no_output() -> None:
+    opening = delta(role="assistant", content="")
+    answer = answer_of(opening, delta(), {"choices": [], "usage": {}}, delta(content="a"))
+    assert (answer.first, answer.last) == (0, 0)
+    assert answer_of(opening, delta()).first is None
+
+
+def test_a_choice_that_ends_without_any_text_has_drawn_by_then() -> None:
+    end = {"choices": [{"delta": {}, "finish_reason": "stop"}]}
+    assert answer_of(delta(role="assistant", content=""), end).first == 0
+    assert answer_of(delta(content="a"), end).last == 0
+
+
 def test_the_digest_is_of_the_text_however_it_was_cut() -> None:
     assert (
         answer_of(delta(content="ab")).output
