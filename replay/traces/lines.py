@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import hashlib
 import zlib
@@ -23,10 +24,12 @@ Time = Annotated[float, msgspec.Meta(ge=0, lt=2**53)]
 
 
 def bytes_of(path: Path) -> bytes:
-    """The content of a file, unpacked where its name ends in ``.gz``. Raises ``TraceError``."""
+    """The content of a file, unpacked where its name ends in ``.gz``, without the byte order mark
+    that some editors put before UTF-8. Raises ``TraceError``."""
     try:
         data = path.read_bytes()
-        return gzip.decompress(data) if path.suffix == ".gz" else data
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
+        return data.removeprefix(codecs.BOM_UTF8)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         remedy = "give an intact gzip file, or one whose name does not end in .gz"
         raise TraceError(path, "", f"not a whole gzip file ({error})", remedy) from None

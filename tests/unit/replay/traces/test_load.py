@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import json
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from alipes.replay.traces.form import MAIN, Branch, Call, Session, Span, Trace, Wait
+from alipes.replay.traces.lines import bytes_of
 from alipes.replay.traces.load import load, save
 from alipes.replay.traces.model import TraceError
 from alipes.replay.traces.sample import sample
@@ -39,6 +41,21 @@ def test_a_saved_trace_is_whole_and_always_the_same_bytes(tmp_path: Path, name: 
     assert (tmp_path / name).read_bytes() == first
     assert load([tmp_path / name]) == TRACE
     assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
+def test_a_byte_order_mark_is_no_content(tmp_path: Path, name: str) -> None:
+    save(tmp_path / name, TRACE)
+    plain = bytes_of(tmp_path / name)
+    marked = codecs.BOM_UTF8 + plain
+    (tmp_path / name).write_bytes(gzip.compress(marked) if name.endswith(".gz") else marked)
+    assert load([tmp_path / name]) == TRACE
+    azure = tmp_path / "rows"
+    azure.write_bytes(
+        codecs.BOM_UTF8
+        + b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03.9799600,4808,10\n"
+    )
+    assert load([azure]).calls == 1
 
 
 def test_nothing_is_written_of_a_trace_that_does_not_hold_together(tmp_path: Path) -> None:
