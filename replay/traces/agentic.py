@@ -47,6 +47,8 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True):
     prefix_reset: bool | None = None
 
 
+DEFINING: Final = frozenset({"wait_for", "branches", "prefix_reset", "tool_wait_ms", "tool_events"})
+"""The fields that no other Mooncake row has."""
 DECODER = msgspec.json.Decoder(Row)
 Numbered = tuple[int, Row]
 

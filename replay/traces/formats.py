@@ -80,12 +80,12 @@ NAMES: Final = ((".traj.json", "mini-swe-agent"), (".traj", "swe-agent"), (".csv
 KEYS: Final = (
     ({"format", "version"}, own.NAME),
     ({"kind", "block_tokens"}, "gateway"),
-    ({"request_id"}, "agentic-mooncake"),
     ({"num_turns", "input_prompt_length"}, "trie"),
     ({"requests"}, "weka"),
     ({"session", "branches"}, "claude-code-sessions"),
     ({"history"}, "swe-agent"),
     *(({name, "output_length"}, "mooncake") for name in mooncake.INPUTS),
+    ({"request_id"}, "agentic-mooncake"),
     ({"messages"}, "mini-swe-agent"),
     ({"type"}, "claude-code"),
 )
@@ -106,10 +106,25 @@ def format_of(path: Path, data: bytes) -> str:
     first = _first(data)
     if isinstance(first, list):
         return "mini-swe-agent"
+    if "request_id" in first and _is_agentic(data):
+        return "agentic-mooncake"
     for keys, name in KEYS:
         if keys <= set(first):
             return name
     raise TraceError(path, "line 1", "is not of a format known here", remedy)
+
+
+def _is_agentic(data: bytes) -> bool:
+    """Whether a row says what only agentic Mooncake does. The first of a session need not, and
+    other Mooncake rows may have ids of requests and sessions too."""
+    for line in data.split(b"\n"):
+        try:
+            row = _OBJECT.decode(line)
+        except UNREADABLE:
+            continue
+        if not agentic.DEFINING.isdisjoint(row):
+            return True
+    return False
 
 
 def _first(data: bytes) -> Mapping[str, object] | list[msgspec.Raw]:

@@ -89,6 +89,7 @@ AGENTIC: Json = {
     "input_length": 1024,
     "output_length": 512,
     "hash_ids": [1, 2],
+    "prefix_reset": True,
 }
 WEKA: Json = {
     "id": "w",
@@ -459,6 +460,23 @@ def test_formats_are_told_by_name_or_content(tmp_path: Path) -> None:
             load([path])
     with pytest.raises(ValueError, match="mooncake"):
         load([told["trie"]], "moon")
+
+
+def test_mooncake_rows_with_ids_of_requests_are_no_agentic_ones(tmp_path: Path) -> None:
+    row = {"request_id": "a", "session_id": "s", "delay": 5, **MOONCAKE}
+    session = one(load([lines(tmp_path, row, {**row, "request_id": 7, "delay": 250})]))
+    (branch,) = session.branches
+    assert (session.id, [call.gap for call in branch.calls]) == ("s", [0.005, 0.25])
+    said = {"request_id": "a", "text_input": "wait_for", "output_length": 3}
+    assert one(load([lines(tmp_path, said)])).branches[0].calls[0].turn is not None
+
+
+def test_agentic_rows_are_known_by_any_of_them(tmp_path: Path) -> None:
+    first = {name: value for name, value in AGENTIC.items() if name != "prefix_reset"}
+    later = agentic("r2", 1536, [1, 2, 3], "r1", session_id="s", tool_wait_ms=5)
+    assert len(one(load([lines(tmp_path, first, later)])).branches[0].calls) == 2
+    bare = {name: value for name, value in first.items() if name != "input_length"}
+    assert one(load([lines(tmp_path, bare)])).branches[0].calls[0].prompt == 1024
 
 
 @pytest.mark.parametrize("format", sorted(set(READERS) - {"azure"}))
