@@ -1,10 +1,12 @@
 """The lines of a gateway's recording, each checked.
 
-A file may hold several recordings, one after the other, each with a header.
+A file may hold several recordings, one after the other, each with a header. A gateway that was
+killed may have left half a line at the end of its own, which is passed over with a warning.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +16,20 @@ import msgspec
 
 from alipes.replay.traces.lines import line_error, rows
 from alipes.replay.traces.model import Message
-from alipes.replay.traces.parts import Content, RecordedToolCall, text_of, tool_calls_of
+from alipes.replay.traces.parts import (
+    UNREADABLE,
+    Content,
+    RecordedToolCall,
+    text_of,
+    tool_calls_of,
+)
 
 VERSION: Final = 1
 DIGITS: Final = 16
 REMEDY: Final = "expected what gateway.record wrote (a header line, then a call a line)"
+BEGINNING: Final = b'{"kind":"'
+"""Of every line that a gateway wrote."""
+HEADING: Final = b'{"kind":"recording"'
 
 Tokens = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Seconds = Annotated[float, msgspec.Meta(ge=0, lt=2**53)]
@@ -66,6 +77,7 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="k
 
 
 ROW: msgspec.json.Decoder[Header | Line] = msgspec.json.Decoder(Header | Line)
+log = logging.getLogger("alipes.replay")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +95,7 @@ def recorded(path: Path, data: bytes) -> Iterator[Recorded]:
     """The calls in the order of the file. Raises ``TraceError``."""
     header: Header | None = None
     began = 0.0
-    for number, row in rows(path, data, ROW, REMEDY):
+    for number, row in rows(path, _without_torn(path, data), ROW, REMEDY):
         if isinstance(row, Header):
             if row.version != VERSION:
                 problem = f"{row.version} is unknown here, which reads {VERSION}"
@@ -107,6 +119,43 @@ def recorded(path: Path, data: bytes) -> Iterator[Recorded]:
             offset + row.ended,
             _messages(path, number, row.messages),
         )
+
+
+def _without_torn(path: Path, data: bytes) -> bytes:
+    """Each line in its place, and nothing in that of one which a gateway could not end: the last,
+    or one before the header of the next recording."""
+    lines = data.rstrip(b"\n").split(b"\n")
+    nexts = (*lines[1:], HEADING)
+    ends = [i for i, line in enumerate(nexts) if _heads(line) and _torn(lines[i])]
+    if not ends:
+        return data
+    log.warning(
+        "%s: line %d: the gateway ended while it wrote this%s; read without it",
+        path,
+        ends[0] + 1,
+        f", and {len(ends) - 1} more" if len(ends) > 1 else "",
+    )
+    for i in ends:
+        lines[i] = b""
+    return b"\n".join(lines)
+
+
+def _heads(line: bytes) -> bool:
+    """Whether this is a header, or as much of one as was written."""
+    return line.startswith(HEADING) or (line != b"" and HEADING.startswith(line))
+
+
+def _torn(line: bytes) -> bool:
+    """Whether this is the beginning of a line of ours, and no more."""
+    if not line or not (line.startswith(BEGINNING) or BEGINNING.startswith(line)):
+        return False
+    try:
+        ROW.decode(line)
+    except msgspec.ValidationError:
+        return False
+    except UNREADABLE:
+        return True
+    return False
 
 
 def _messages(path: Path, number: int, messages: Messages | None) -> tuple[Message, ...]:

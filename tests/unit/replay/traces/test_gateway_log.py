@@ -112,6 +112,54 @@ def test_recordings_in_one_file_go_on_in_time() -> None:
     assert [session.start for session in found] == [1.0, 61.0]
 
 
+def compact(*lines: dict[str, Any]) -> list[bytes]:
+    """As the gateway writes them."""
+    return [json.dumps(line, separators=(",", ":")).encode() for line in lines]
+
+
+@pytest.mark.parametrize("left", [1, 12, 40, 0.5, -3, -1])
+@pytest.mark.parametrize("after", [b"", b"\n", b'\n{"kind":"reco'])
+def test_a_line_that_the_gateway_could_not_end_is_passed_over_with_one_warning(
+    left: float, after: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    whole, more = [HEADER, call("m", 0, 0, 1)], call("m", 1, 2, 3, **said(0, reply="é"))
+    (cut,) = compact(more)
+    cut = cut[: int(len(cut) * left) if isinstance(left, float) else left]
+    data = b"\n".join([*compact(*whole), cut]) + after
+    assert read(PATH, data) == trace(*whole)
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert warning.startswith(f"{PATH}: line 3: the gateway ended while it wrote this")
+    assert ("and 1 more" in warning) == ("reco" in after.decode())
+
+
+def test_a_recording_goes_on_after_one_that_could_not_end_its_line() -> None:
+    later = HEADER | {"began": 160.0}
+    lines = compact(
+        HEADER, call("m", 0, 0, 1), call("m", 1, 2, 3), later, call("m", 0, 1, 2, session=name("t"))
+    )
+    lines[2] = lines[2][:50]
+    found = read(PATH, b"\n".join(lines)).sessions
+    assert [(session.start, session.calls) for session in found] == [(0.0, 1), (61.0, 1)]
+
+
+@pytest.mark.parametrize(
+    ("number", "line", "told"),
+    [
+        (1, b'{"kind":"call","session":"00', "line 2: not valid JSON"),
+        (2, b"no line of ours", "line 3: not valid JSON"),
+        (2, b'{"kind":"call","session":3}', "line 3: session"),
+    ],
+)
+def test_what_is_torn_elsewhere_is_no_end_of_a_recording(
+    number: int, line: bytes, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = compact(HEADER, call("m", 0, 0, 1), call("m", 1, 2, 3))
+    lines[number] = line
+    with pytest.raises(TraceError, match=told):
+        read(PATH, b"\n".join(lines))
+    assert not caplog.records
+
+
 def said(kept: int, *added: Any, reply: str = "raw") -> dict[str, Any]:
     return {"messages": {"kept": kept, "added": list(added), "reply": reply}}
 
