@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import msgspec
 
@@ -29,7 +29,7 @@ class Line(msgspec.Struct, frozen=True):
     agent: str | None = msgspec.field(default=None, name="agentId")
     sidechain: bool = msgspec.field(default=False, name="isSidechain")
     compaction: bool = msgspec.field(default=False, name="isCompactSummary")
-    timestamp: datetime | None = None
+    timestamp: Annotated[datetime, msgspec.Meta(tz=True)] | None = None
     message: msgspec.Raw = msgspec.Raw()
 
 
@@ -68,7 +68,8 @@ BODY = msgspec.json.Decoder(Body)
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """A line of input. ``mark``: any line's place, to find where a later one goes on."""
+    """A line of input, said at ``when`` (s). One without messages is there for its place alone, at
+    which a later one may go on."""
 
     uuid: str
     parent: str | None
@@ -124,10 +125,13 @@ def read_logs(path: Path, data: bytes) -> tuple[Log, ...]:
         chains[line.uuid] = chain
         key = (line.session or "", (line.agent or chain) if line.sidechain else "")
         log = logs.setdefault(key, Log(*key, number))
-        when = line.timestamp.timestamp() if line.timestamp else 0.0
         if line.type not in ("user", "assistant"):
-            log.items.append(Said(line.uuid, line.parent, when))
+            log.items.append(Said(line.uuid, line.parent, 0.0))
             continue
+        if line.timestamp is None:
+            # Without it neither gaps nor who spawned a sub-agent can be told.
+            raise line_error(path, number, "timestamp", "is missing", REMEDY)
+        when = line.timestamp.timestamp()
         body = _body(path, number, line)
         if line.type == "user":
             said = Said(line.uuid, line.parent, when, _input(body), line.compaction)

@@ -218,6 +218,8 @@ def test_a_file_of_a_subagent_alone_is_a_session(tmp_path: Path) -> None:
     ("change", "field"),
     [
         ({"timestamp": "yesterday"}, "timestamp"),
+        ({"timestamp": None}, "timestamp"),
+        ({"timestamp": "0001-01-01T00:00:00"}, "timestamp"),
         ({"isSidechain": "no"}, "isSidechain"),
         ({"message": {"content": 3}}, "message.content"),
         ({"message": {"content": [{"type": "text", "text": 1}]}}, "message.content[0].text"),
@@ -232,6 +234,15 @@ def test_a_fault_names_line_and_field(tmp_path: Path, change: Json, field: str) 
     with pytest.raises(TraceError) as caught:
         read(log, tmp_path)
     assert f"log.jsonl: line 2: {field}: " in str(caught.value)
+
+
+def test_lines_that_say_nothing_need_no_time(tmp_path: Path) -> None:
+    log = Writer()
+    log.user(0, "go")
+    log.line("system", 1)
+    del log.lines[-1]["timestamp"]
+    log.reply(2, "m1", text("a"), 1000)
+    assert read(log, tmp_path).calls == 1
 
 
 def test_a_log_without_replies_is_refused(tmp_path: Path) -> None:
