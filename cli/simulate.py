@@ -25,7 +25,7 @@ QUICK_SESSIONS = 12
 
 def simulate(
     file: Annotated[
-        Path | None, typer.Argument(metavar="[SCENARIO]", help="A scenario file, YAML")
+        Path | None, typer.Argument(metavar="SCENARIO", help="A scenario file, YAML")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(help="Write one run folder a case here, for `alipes report`")

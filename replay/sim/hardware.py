@@ -8,14 +8,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 
 from alipes.gateway.strict import FieldError, convert, nearest, read_yaml
+from alipes.replay.sim.entries import check_entries
 
 PROFILES: Final = Path(__file__).parent / "data"
-_FILE: Final = ("`models` and `rates`", "copy a profile and put your numbers in")
+_FILE: Final = (
+    "`models` and `rates`",
+    "copy a profile and put your numbers in; docs/scenarios.md tells the form",
+)
 
 
 class HardwareError(Exception):
@@ -129,7 +133,10 @@ def load_hardware(name_or_path: str | Path) -> Hardware:
             hint = nearest(str(name_or_path), list(profiles()))
             raise HardwareError(f"no hardware profile {name_or_path}; {hint}, or give a .yaml file")
     try:
-        hardware = convert(read_yaml(path, *_FILE), Hardware, "")
+        raw = read_yaml(path, *_FILE)
+        _check_bare(raw)
+        check_entries(raw.get("models"), ModelCosts, "models")
+        hardware = convert(raw, Hardware, "")
         _check(hardware)
     except FieldError as error:
         raise HardwareError(f"{path}: {error}") from None
@@ -163,6 +170,18 @@ def quantities(part: object, path: str = "") -> Iterator[tuple[str, Quantity]]:
         inner = part.items()
     for name, value in inner:
         yield from quantities(value, f"{path}.{name}" if path else name)
+
+
+def _check_bare(raw: dict[str, Any], field: str = "") -> None:
+    """A number that does not say where it comes from is the likeliest fault."""
+    parts = (Hardware, Rates, Fixed, ServiceTargets, ModelCosts)
+    names = {f.name for part in parts for f in msgspec.structs.fields(part) if f.type is Quantity}
+    for name, value in raw.items():
+        if isinstance(value, dict):
+            _check_bare(value, f"{field}{name}.")
+        elif name in names and isinstance(value, int | float):
+            problem = f"is a bare number; write {{value: {value:g}, source: WHERE IT IS FROM}}"
+            raise FieldError(f"{field}{name}", f"{problem}, or `assumed` and why")
 
 
 def _check(hardware: Hardware) -> None:

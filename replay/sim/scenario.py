@@ -15,6 +15,7 @@ from alipes.gateway.strict import FieldError, convert, parse_size, read_yaml
 from alipes.instance.contract import Pool
 from alipes.replay.pacing import PacingSettings
 from alipes.replay.reports.measures import NAMES
+from alipes.replay.sim.entries import check_entries
 
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
@@ -22,6 +23,10 @@ Count = Annotated[int, msgspec.Meta(ge=1)]
 Size = Annotated[int, msgspec.Meta(ge=0)]
 NAME: Final = re.compile(r"[A-Za-z0-9_+-][A-Za-z0-9_+ .-]*")
 """Of a configuration or load: what a folder may be called too."""
+_FILE: Final = (
+    "`configurations` and `instances`",
+    "give a scenario file; scenarios/ has some and docs/scenarios.md tells their form",
+)
 
 
 class TraceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -143,12 +148,27 @@ class Case:
 def load_scenario(path: Path) -> Scenario:
     """Raises ``FieldError``: one line that names the field and the remedy."""
     try:
-        raw = _sized(read_yaml(path), "")
+        raw = _sized(read_yaml(path, *_FILE), "")
+        _check_entries(raw)
         scenario = convert(raw, Scenario, "")
         _check(scenario)
     except FieldError as error:
         raise FieldError(str(path), str(error)) from None
     return scenario
+
+
+def _check_entries(raw: dict[str, Any]) -> None:
+    for field, kind in (
+        ("loads", Load),
+        ("configurations", Setup),
+        ("best_of", tuple[str, ...]),
+    ):
+        check_entries(raw.get(field), kind, field)
+    published = raw.get("published")
+    values = published.get("values") if isinstance(published, dict) else None
+    for label, figures in values.items() if isinstance(values, dict) else ():
+        check_entries(figures, float, f"published.values.{label}")
+    check_entries(values, dict[str, float], "published.values")
 
 
 def cases(scenario: Scenario) -> Iterator[Case]:
@@ -160,7 +180,6 @@ def cases(scenario: Scenario) -> Iterator[Case]:
 
 def _setup(scenario: Scenario, name: str) -> Setup:
     changes = scenario.configurations[name]
-    convert(changes, Setup, f"configurations.{name}")
     return convert(msgspec.to_builtins(scenario.setup) | changes, Setup, "setup")
 
 

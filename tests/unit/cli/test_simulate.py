@@ -72,3 +72,8 @@ def test_unknown_hardware_names_those_there_are(file: Path) -> None:
     result = CliRunner().invoke(app, ["simulate", str(file)])
     assert result.exit_code == 2
     assert "b200-tp8" in result.stderr
+
+
+def test_the_scenario_is_optional_in_the_usage_once() -> None:
+    usage = " ".join(CliRunner().invoke(app, ["simulate", "--help"]).output.split())
+    assert "simulate [OPTIONS] [SCENARIO] " in usage

@@ -97,6 +97,11 @@ def faulty(tmp_path: Path, change: object) -> str:
         ("rates.h2d.value", -1.0, "rates.h2d: must be finite and not negative"),
         ("rates.h2d.hihg", 1.0, "rates.h2d.hihg: unknown field; did you mean 'high'?"),
         ("rates.rdma", None, "rates.rdma: expected object, got None"),
+        ("rates.rdma", 2, "rates.rdma: is a bare number; write {value: 2, source: "),
+        ("models.glm5-nvfp4.decode_call", 0.1, "models.glm5-nvfp4.decode_call: is a bare number"),
+        ("models.glm5-nvfp4.decode_cal", {}, "models.glm5-nvfp4.decode_cal: unknown field; did"),
+        ("models.glm5-nvfp4.decode_call.value", "a", "decode_call.value: expected float, got 'a'"),
+        ("models.glm5-nvfp4", None, "models.glm5-nvfp4: says nothing; give it a value"),
         ("fixed.restore.value", None, "fixed.restore.value: expected float, got None"),
         ("staging_share.value", 2.0, "staging_share: value must lie between low and high"),
         ("models", {}, "models: is empty; add a model"),
@@ -129,7 +134,9 @@ def test_rates_must_be_above_zero(tmp_path: Path) -> None:
 def test_a_missing_file_and_an_unknown_name(tmp_path: Path) -> None:
     with pytest.raises(HardwareError, match=r"no hardware profile b200; did you mean 'b200-tp"):
         load_hardware("b200")
-    with pytest.raises(HardwareError, match=r"none\.yaml: no such file; copy a profile"):
+    with pytest.raises(
+        HardwareError, match=r"none\.yaml: no such file; copy a profile .* docs/scenarios"
+    ):
         load_hardware(tmp_path / "none.yaml")
     (tmp_path / "list.yaml").write_text("- 1\n")
     with pytest.raises(HardwareError, match="must be a mapping with `models` and `rates`"):

@@ -62,6 +62,19 @@ def test_every_configuration_runs_under_every_load(tmp_path: Path) -> None:
             SMALL + "loads: {x: {rate: 1, recorded: true}}\n",
             "loads.x: sessions arrive as recorded or",
         ),
+        (SMALL + "loads: {x: {concurrency: a}}\n", "loads.x.concurrency: expected int, got 'a'"),
+        (SMALL + "loads: {x: {rat: 1}}\n", "loads.x.rat: unknown field; did you mean 'rate'?"),
+        (SMALL + "loads: {x: }\n", "loads.x: says nothing; give it a value"),
+        (SMALL + "  worse:\n", "configurations.worse: says nothing"),
+        (SMALL + "best_of: {best: full}\n", "best_of.best: expected array, got 'full'"),
+        (
+            SMALL + "published: {source: s, values: {full: {sct_p50: fast}}}\n",
+            "published.values.full.sct_p50: expected float, got 'fast'",
+        ),
+        (
+            SMALL + "published: {source: s, values: {full: 3}}\n",
+            "published.values.full: expected object, got 3",
+        ),
         (SMALL + "loads: {x: {rate: 1.0e-300}}\n", "loads.x: a rate below"),
         (SMALL + "loads: {x: {rate: .inf}}\n", "rate: expected float <="),
         (SMALL + "loads: {x: {gap_cap: -1}}\n", "gap_cap: expected float >="),
@@ -103,6 +116,13 @@ def test_a_fault_is_told_with_its_file_and_field(tmp_path: Path, text: str, told
     assert message.startswith(str(tmp_path / "small.yaml"))
     assert told in message
     assert "\n" not in message
+
+
+def test_a_missing_file_is_not_taken_for_a_cluster_file(tmp_path: Path) -> None:
+    with pytest.raises(FieldError) as caught:
+        load_scenario(tmp_path / "none.yaml")
+    assert "none.yaml: no such file; give a scenario file; scenarios/ has some" in str(caught.value)
+    assert "alipes init" not in str(caught.value)
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "scenarios").glob("*.yaml")), ids=lambda f: f.stem)
