@@ -23,6 +23,7 @@ MAIN: Final = {
     "switch_share": "switching",
     "rounds": "rounds",
 }
+MARKS: Final = {True: "holds", False: "DOES NOT HOLD", None: "not judged on a subset"}
 PARTS: Final = (
     ("admission", "client"),
     ("queue", "gateway"),
@@ -45,9 +46,13 @@ def show(study: Study, found: Outcome) -> None:
     _show_calls(study, found)
     _show_bounds(found)
     _show_parts(rows)
-    _show_published(found)
+    if study.whole:
+        _show_published(found)
+    else:
+        told = f"{len(study.workload.sessions)} of {study.of} sessions, as many of each model as is"
+        say(f"a subset: {told} its share; published numbers are of all of them")
     for claim in found.claims:
-        mark = "holds" if claim.holds else "DOES NOT HOLD"
+        mark = MARKS[claim.holds]
         say(f"{mark}: {claim.name}: {claim.value:.3g} (target {claim.target})")
     for assumption in study.scenario.assumptions:
         say(f"assumed: {assumption}")

@@ -30,14 +30,15 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Claim(msgspec.Struct, frozen=True):
-    """``value`` against ``target``, in the words of ``name``. None holds of runs in which calls
-    failed: their sessions are in no figure."""
+    """``value`` against ``target``, in the words of ``name``. ``holds`` is false of runs in which
+    calls failed, whose sessions are in no figure, and None where only a part of the sessions ran,
+    by which nothing is judged."""
 
     name: str
     value: float
     unit: str
     target: str
-    holds: bool
+    holds: bool | None
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -50,8 +51,9 @@ class Outcome(msgspec.Struct, frozen=True):
 
     @property
     def holds(self) -> bool:
-        """All claims hold, and no call failed."""
-        return all(claim.holds for claim in self.claims) and not any(r.failed for r in self.rows)
+        """No claim fails, and no call did."""
+        told = [claim.holds for claim in self.claims]
+        return False not in told and not any(row.failed for row in self.rows)
 
 
 def row_of(run: Run) -> Row:
@@ -69,19 +71,22 @@ def row_of(run: Run) -> Row:
     )
 
 
-def outcome(scenario: Scenario, runs: Sequence[Run], environment: Mapping[str, str]) -> Outcome:
-    """Rows of all runs, in their order, and the scenario's claims about those that ran."""
+def outcome(
+    scenario: Scenario, runs: Sequence[Run], environment: Mapping[str, str], judged: bool = True
+) -> Outcome:
+    """Rows of all runs, in their order, and the scenario's claims about those that ran, unless
+    ``judged`` with nothing said of whether they hold."""
     rows = tuple(row_of(run) for run in runs)
     found = {row.case: row for row in rows} | best(scenario, rows)
     claims = [
-        _claim(wanted, found)
+        _claim(wanted, found, judged)
         for wanted in scenario.claims
         if wanted.of in found and wanted.to in found
     ]
     return Outcome(scenario.name, dict(environment), rows, tuple(claims))
 
 
-def _claim(wanted: Comparison, rows: Mapping[str, Row]) -> Claim:
+def _claim(wanted: Comparison, rows: Mapping[str, Row], judged: bool) -> Claim:
     over = rows[wanted.of].measures.get(wanted.figure, float("nan"))
     under = rows[wanted.to].measures.get(wanted.figure, float("nan"))
     value = over / under if under else float("inf" if over else "nan")
@@ -91,7 +96,7 @@ def _claim(wanted: Comparison, rows: Mapping[str, Row]) -> Claim:
         value=value,
         unit="ratio",
         target=f"<= {wanted.at_most:g}" + (f", but {failed} calls failed" if failed else ""),
-        holds=value <= wanted.at_most and not failed,
+        holds=value <= wanted.at_most and not failed if judged else None,
     )
 
 

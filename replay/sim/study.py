@@ -15,18 +15,25 @@ from alipes.replay.sim.hardware import Hardware, load_hardware, profiles
 from alipes.replay.sim.scenario import Case, Scenario, cases
 from alipes.replay.sim.sensitivity import variants
 from alipes.replay.sim.simulate import Workload, simulate, workload
+from alipes.replay.traces.form import Session
 
 
 @dataclass(slots=True)
 class Study:
-    """``seconds`` has the wall time of every case so
-    far, those of variants left out."""
+    """``of`` is how many sessions there are, of which the workload may have some. ``seconds`` has
+    the wall time of every case so far, those of variants left out."""
 
     scenario: Scenario
     hardware: Hardware
     workload: Workload
     cases: tuple[Case, ...]
+    of: int
     seconds: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        """Whether all sessions run; claims and published numbers are of all."""
+        return len(self.workload.sessions) == self.of
 
     def runs(self, begun: Callable[[str], None]) -> Iterator[Run]:
         """Every case; ``begun`` gets its label before it runs."""
@@ -54,8 +61,9 @@ def prepare(
     seed: int | None = None,
     at_most: int | None = None,
 ) -> Study:
-    """``only`` names configurations; ``at_most`` sessions are run. Raises ``FieldError`` for one
-    that there is not, and what reading the hardware and the trace raises."""
+    """``only`` names configurations; ``at_most`` sessions are run, see ``spread``. Raises
+    ``FieldError`` for a configuration that there is not, and what reading the hardware and the
+    trace raises."""
     if seed is not None:
         trace = replace(scenario.trace, seed=seed)
         scenario = replace(scenario, seed=seed, trace=trace)
@@ -66,4 +74,21 @@ def prepare(
     chosen = tuple(c for c in cases(scenario) if not only or c.configuration in only)
     named = scenario.hardware in profiles()
     hardware = load_hardware(scenario.hardware if named else folder / scenario.hardware)
-    return Study(scenario, hardware, workload(scenario, hardware, folder, at_most), chosen)
+    found = workload(scenario, hardware, folder)
+    some = spread(found.sessions, at_most or len(found.sessions))
+    if scenario.warmup >= len(some):
+        problem = f"leaves none of {len(some)} sessions to count; make it less"
+        raise FieldError("warmup", problem)
+    sessions = Workload(found.source, some)
+    return Study(scenario, hardware, sessions, chosen, len(found.sessions))
+
+
+def spread(sessions: Sequence[Session], count: int) -> tuple[Session, ...]:
+    """``count`` sessions, or all where there are fewer, in their order: as many of each model as is
+    its share, from the whole length of the trace."""
+    models = list(dict.fromkeys(session.model for session in sessions))
+    places = sorted(range(len(sessions)), key=lambda place: models.index(sessions[place].model))
+    count = min(count, len(sessions))
+    # The middle of each of ``count`` equal parts.
+    middles = [(2 * part + 1) * len(sessions) // (2 * count) for part in range(count)]
+    return tuple(sessions[place] for place in sorted(places[middle] for middle in middles))

@@ -35,10 +35,11 @@ def file(tmp_path: Path) -> Path:
 def test_a_scenario_is_run_and_told(file: Path, tmp_path: Path) -> None:
     out, report = tmp_path / "out", tmp_path / "found.json"
     result = CliRunner().invoke(
-        app, ["simulate", str(file), "--quick", "--out", str(out), "--json", str(report)]
+        app, ["simulate", str(file), "--out", str(out), "--json", str(report)]
     )
     assert result.exit_code == 0, result.output
-    assert "holds: mechanisms help" in result.output
+    assert "\nholds: mechanisms help" in result.output
+    assert "beside the paper" in result.output
     assert "assumed: nothing is known" in result.output
     assert "no scheduler is below" in result.output
     found = json.loads(report.read_text())
@@ -50,6 +51,28 @@ def test_a_scenario_is_run_and_told(file: Path, tmp_path: Path) -> None:
 def test_a_claim_that_does_not_hold_is_an_error(file: Path) -> None:
     file.write_text(SCENARIO.replace("AT_MOST", "0"))
     result = CliRunner().invoke(app, ["simulate", str(file)])
+    assert result.exit_code == 1, result.output
+    assert "DOES NOT HOLD" in result.output
+
+
+def test_nothing_is_judged_on_a_subset(file: Path, tmp_path: Path) -> None:
+    file.write_text(SCENARIO.replace("AT_MOST", "0"))
+    report = tmp_path / "found.json"
+    result = CliRunner().invoke(app, ["simulate", str(file), "--quick", "--json", str(report)])
+    assert result.exit_code == 0, result.output
+    assert "not judged on a subset: mechanisms help" in result.output
+    assert "a subset: 12 of 30 sessions" in result.output
+    assert "HOLD" not in result.output
+    assert "beside the paper" not in result.output
+    found = json.loads(report.read_text())
+    assert [claim["holds"] for claim in found["claims"]] == [None]
+    assert found["environment"]["sessions"] == "12"
+
+
+def test_a_trace_of_few_sessions_is_no_subset(file: Path) -> None:
+    text = SCENARIO.replace("AT_MOST", "0")
+    file.write_text(text.replace("astropy-120", "swebench, sessions: 3"))
+    result = CliRunner().invoke(app, ["simulate", str(file), "--quick"])
     assert result.exit_code == 1, result.output
     assert "DOES NOT HOLD" in result.output
 

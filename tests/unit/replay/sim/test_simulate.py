@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from alipes.gateway.strict import FieldError
 from alipes.replay.runs import read_run, write_run
 from alipes.replay.sim.outcome import best, outcome
-from alipes.replay.sim.scenario import Scenario, load_scenario
-from alipes.replay.sim.study import Study, prepare
+from alipes.replay.sim.scenario import Load, Scenario, load_scenario
+from alipes.replay.sim.study import Study, prepare, spread
 from alipes.replay.traces.form import MAIN, Branch, Call, Session, Span, Trace, Wait
 from alipes.replay.traces.load import save
 
@@ -57,6 +60,18 @@ def test_every_case_is_run_and_told(study: Study, tmp_path: Path) -> None:
     assert chosen.measures["sct_p50"] == min(offs)
 
 
+def test_gaps_are_told_as_they_were_kept(study: Study) -> None:
+    study.scenario = msgspec.structs.replace(study.scenario, loads={"": Load(gap_cap=0.25)})
+    recorded = {
+        (session.id, index): call.gap
+        for session in study.workload.sessions
+        for index, call in enumerate(session.branches[0].calls)
+    }
+    assert max(recorded.values()) > 0.25
+    for call in next(study.runs(lambda label: None)).calls:
+        assert call.gap == pytest.approx(min(recorded[call.session, call.index], 0.25), abs=1e-9)
+
+
 def test_no_run_is_below_its_bounds(study: Study) -> None:
     for run in study.runs(lambda label: None):
         [row] = outcome(study.scenario, [run], {}).rows
@@ -82,6 +97,33 @@ def test_a_variant_of_the_hardware_changes_the_outcome(study: Study, tmp_path: P
         assert run.folder == "full"
         assert label in labels[-1]
         break
+
+
+def test_a_few_sessions_are_spread_over_models_and_tasks(study: Study) -> None:
+    models = Counter(session.model for session in study.workload.sessions)
+    assert list(models.values()) == [2, 2, 2]
+    assert not study.whole
+    # Ten tasks on each model: their numbers end the names.
+    assert [session.id[-2:] for session in study.workload.sessions] == ["-2", "-7"] * 3
+
+
+@given(st.lists(st.sampled_from("abc"), min_size=1, max_size=40), st.integers(1, 50))
+def test_a_spread_is_fair(models: list[str], count: int) -> None:
+    sessions = [single(str(number), 9, model) for number, model in enumerate(models)]
+    some = spread(sessions, count)
+    places = [int(session.id) for session in some]
+    assert places == sorted(set(places))
+    assert len(some) == min(count, len(models))
+    for model, whole in Counter(models).items():
+        chosen = sum(session.model == model for session in some)
+        assert abs(chosen - whole * len(some) / len(models)) < 2
+
+
+def test_a_subset_that_is_all_warmup_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "small.yaml"
+    file.write_text(SCENARIO + "warmup: 6\n")
+    with pytest.raises(FieldError, match="warmup: leaves none of 6 sessions to count"):
+        prepare(load_scenario(file), tmp_path, at_most=6)
 
 
 def written(folder: Path, trace: Trace, text: str) -> Scenario:
