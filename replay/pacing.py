@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from math import isfinite, isnan
 from typing import Final
 
@@ -64,13 +64,15 @@ class PacingSettings:
 @dataclass(frozen=True, slots=True, order=True)
 class Send:
     """Send call ``index`` of branch number ``branch`` of session number ``session``; it was due
-    at ``intended``. After the ``last`` one no other call of its session is sent."""
+    at ``intended``, ``gap`` ns after what it waited for. After the ``last`` one no other call of
+    its session is sent."""
 
     intended: int
     session: int
     branch: int
     index: int
     last: bool = False
+    gap: int = field(default=0, compare=False)
 
 
 @dataclass(slots=True)
@@ -94,23 +96,37 @@ class Pacing:
     Deterministic. A call costs O(log n) of the calls that are due, and what is kept of a session
     beyond its arrival is kept only while it is under way."""
 
-    def __init__(self, sessions: Sequence[Session], settings: PacingSettings, now: int) -> None:
-        """Raises ``SessionError`` for a session that could never come to its end, or that is to
-        start as recorded and has no start."""
+    def __init__(
+        self,
+        sessions: Sequence[Session],
+        settings: PacingSettings,
+        now: int,
+        elapsed: int = 0,
+        done: Collection[int] = (),
+    ) -> None:
+        """An interrupted replay goes on after ``elapsed`` ns: the sessions with numbers in ``done``
+        do not come again, the others when they were to come, or now where that is over. Raises
+        ``SessionError`` for a session that could never come to its end, or that is to start as
+        recorded and has no start."""
         for session in sessions:
             check(session)
         self._sessions = tuple(sessions)
         self._settings = settings
-        self._arrivals = deque(self._arrive(now))
+        arrivals = sorted(
+            (max(now, now - elapsed + start), number)
+            for number, start in enumerate(self._starts())
+            if number not in done
+        )
+        self._arrivals = deque(arrivals)
         # The instants at which the places that are free came free; an unlimited loop has enough.
-        places = min(settings.concurrency or len(self._sessions), len(self._sessions))
+        places = min(settings.concurrency or len(arrivals), len(arrivals))
         self._places = deque([now] * places)
         self._running: dict[int, _Running] = {}
         self._due: list[tuple[int, int, int, int]] = []
         self._flying: set[tuple[int, Place]] = set()
 
-    def _arrive(self, now: int) -> list[tuple[int, int]]:
-        """(instant, session number) of every arrival, in order."""
+    def _starts(self) -> list[int]:
+        """When every session arrives, ns after the replay's beginning."""
         count = len(self._sessions)
         if self._settings.recorded:
             starts = _recorded(self._sessions)
@@ -119,7 +135,7 @@ class Pacing:
             starts = np.cumsum(generator.exponential(1 / self._settings.rate, count)).tolist()
         else:
             starts = [0.0] * count
-        return sorted((now + round(start * NANOSECONDS), i) for i, start in enumerate(starts))
+        return [round(start * NANOSECONDS) for start in starts]
 
     @property
     def done(self) -> bool:
@@ -180,15 +196,19 @@ class Pacing:
         self._add(running, arrived, number, 0, 0)
 
     def _add(self, running: _Running, since: int, number: int, branch: int, index: int) -> None:
-        gap = self._settings.gap(running.session.branches[branch].calls[index])
+        gap = self._gap(running, branch, index)
         heapq.heappush(self._due, (since + gap, number, branch, index))
+
+    def _gap(self, running: _Running, branch: int, index: int) -> int:
+        return self._settings.gap(running.session.branches[branch].calls[index])
 
     def _send(self, intended: int, number: int, branch: int, index: int) -> Send:
         running = self._running[number]
         running.unsent -= 1
         running.flying += 1
         self._flying.add((number, (branch, index)))
-        return Send(intended, number, branch, index, not running.unsent)
+        gap = self._gap(running, branch, index)
+        return Send(intended, number, branch, index, not running.unsent, gap)
 
     def _drop_failed(self) -> None:
         """What stands first is to be sent: no call of a session that failed."""

@@ -151,7 +151,7 @@ class LiveCall:
             request_id=f"{self.session_id}.{self.branch.name}.{send.index}",
             model=self.model,
             index=send.index,
-            gap=self.call.gap,
+            gap=send.gap / 1e9,
             intended=send.intended / 1e9,
             sent=self.sent / 1e9,
             finished=end / 1e9,

@@ -133,13 +133,16 @@ class PacingMachine(RuleBasedStateMachine):
         chosen=st.lists(sessions(), min_size=1, max_size=4),
         limit=st.integers(0, 3),
         recorded=st.booleans(),
+        elapsed=st.sampled_from([0, 0, NANOSECONDS // 2, NANOSECONDS, 9 * NANOSECONDS]),
     )
-    def begin(self, chosen: list[Session], limit: int, recorded: bool) -> None:
+    def begin(self, chosen: list[Session], limit: int, recorded: bool, elapsed: int) -> None:
         self.now = 1_000
-        self.fast = Pacing(chosen, PacingSettings(limit, recorded=recorded, gap_cap=CAP), self.now)
+        pacing = PacingSettings(limit, recorded=recorded, gap_cap=CAP)
+        self.fast = Pacing(chosen, pacing, self.now, elapsed)
         starts = [session.start or 0.0 if recorded else 0.0 for session in chosen]
         first = min(starts)
-        arrivals = [self.now + round((start - first) * NANOSECONDS) for start in starts]
+        ahead = [round((start - first) * NANOSECONDS) - elapsed for start in starts]
+        arrivals = [self.now + max(0, left) for left in ahead]
         places = [self.now] * min(limit or len(chosen), len(chosen))
         self.slow = Slow(chosen, arrivals, limit, recorded, places=places)
         self.flying: list[Send] = []
@@ -162,6 +165,8 @@ class PacingMachine(RuleBasedStateMachine):
         for send in sends:
             self.slow.sent.add((send.session, send.branch, send.index))
             sent = sum(key[0] == send.session for key in self.slow.sent)
+            call = self.slow.sessions[send.session].branches[send.branch].calls[send.index]
+            assert send.gap == round(min(call.gap, CAP) * NANOSECONDS)
             assert send.last == (sent == self.slow.sessions[send.session].calls)
             assert self.fast.arrived(send.session) == self.slow.began[send.session]
         self.flying += sends

@@ -177,11 +177,38 @@ def test_an_arrival_beyond_the_admission_limit_waits_and_its_delay_shows() -> No
     assert loop.arrived(1) == SECOND
 
 
+def test_what_goes_on_after_a_time_keeps_its_arrivals_and_leaves_out_what_is_done() -> None:
+    many, settings = [session(0) for _ in range(9)], PacingSettings(rate=0.5, seed=3)
+    whole = [send.intended for send in answered(Pacing(many, settings, 0), lambda send: 1)]
+    later, elapsed = 10**15, whole[4]
+    loop = Pacing(many, settings, later, elapsed, done={0, 1, 3, 6})
+    assert loop.next_wakeup() == later
+    # Of what was to come before, all comes now.
+    now = [send.session for send in loop.due(later)]
+    assert now == [2, 4]
+    for number in (5, 7, 8):
+        due = later - elapsed + whole[number]
+        assert loop.next_wakeup() == due
+        (send,) = loop.due(due)
+        assert (send.session, send.intended) == (number, due)
+
+
+def test_what_is_done_takes_no_place() -> None:
+    many = [session(0) for _ in range(4)]
+    loop = Pacing(many, PacingSettings(concurrency=1), 5, 3, done={0, 1, 2})
+    (send,) = loop.due(5)
+    assert (send.session, loop.next_wakeup()) == (3, None)
+    loop.ended(send, True, 6)
+    assert loop.done
+    assert Pacing(many, PacingSettings(), 5, 3, range(4)).done
+
+
 def test_gaps_are_capped_or_kept() -> None:
     for cap, due in ((2.0, 2), (None, 60)):
         loop = Pacing([session(60)], PacingSettings(gap_cap=cap), 0)
         assert loop.due(0) == ()
         assert loop.next_wakeup() == due * SECOND
+        assert loop.due(due * SECOND)[0].gap == due * SECOND
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from alipes.gateway.strict import FieldError
 from alipes.replay.runs import read_run, write_run
 from alipes.replay.sim.outcome import best, outcome
-from alipes.replay.sim.scenario import Load, Scenario, load_scenario
+from alipes.replay.sim.scenario import Scenario, load_scenario
 from alipes.replay.sim.study import Study, prepare, spread
 from alipes.replay.traces.form import MAIN, Branch, Call, Session, Span, Trace, Wait
 from alipes.replay.traces.load import save
@@ -60,8 +60,10 @@ def test_every_case_is_run_and_told(study: Study, tmp_path: Path) -> None:
     assert chosen.measures["sct_p50"] == min(offs)
 
 
-def test_gaps_are_told_as_they_were_kept(study: Study) -> None:
-    study.scenario = msgspec.structs.replace(study.scenario, loads={"": Load(gap_cap=0.25)})
+def test_gaps_are_told_as_they_were_kept(tmp_path: Path) -> None:
+    file = tmp_path / "small.yaml"
+    file.write_text(SCENARIO + 'loads: {"": {gap_cap: 0.25}}\n')
+    study = prepare(load_scenario(file), tmp_path, at_most=6, only=["full"])
     recorded = {
         (session.id, index): call.gap
         for session in study.workload.sessions
@@ -93,9 +95,9 @@ def test_the_same_seed_gives_the_same_bytes(study: Study) -> None:
 def test_a_variant_of_the_hardware_changes_the_outcome(study: Study, tmp_path: Path) -> None:
     study.scenario = msgspec.structs.replace(study.scenario, sensitivity=("full",))
     labels = []
-    for label, run in study.variants(labels.append):
+    for variant, run in study.variants(labels.append):
         assert run.folder == "full"
-        assert label in labels[-1]
+        assert variant.label in labels[-1]
         break
 
 
