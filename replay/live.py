@@ -45,7 +45,7 @@ def describe(
     trace = ", ".join(file.name for file in files)
     settings = {
         "models": ",".join(models),
-        "model_map": ",".join(f"{old}={new}" for old, new in renamed.items()),
+        "model_map": ",".join(f"{old}={new}" for old, new in sorted(renamed.items())),
         "concurrency": str(pacing.concurrency),
         "rate": str(pacing.rate),
         "recorded": str(pacing.recorded),
@@ -69,12 +69,12 @@ def describe(
 
 def take_up(folder: Path, info: RunInfo, replay: Replay) -> None:
     """Give the replay the records of what an earlier run in ``folder`` completed. Raises
-    ``RunError`` where that was another replay."""
+    ``RunError`` where that was another replay, or one against another endpoint."""
     if not (folder / RUN_FILE).exists():
         return
     earlier = read_run(folder)
-    wanted = {**info.settings, "seed": str(info.seed)}
-    found = {**earlier.info.settings, "seed": str(earlier.info.seed)}
+    wanted = _identity(_against(info, replay))
+    found = _identity(earlier.info)
     for name in wanted | found:
         if wanted.get(name) != found.get(name):
             raise RunError(
@@ -83,6 +83,15 @@ def take_up(folder: Path, info: RunInfo, replay: Replay) -> None:
             )
     done = complete_sessions(replay.sessions, earlier.calls)
     replay.records = [record for record in earlier.calls if record.session in done]
+
+
+def _identity(info: RunInfo) -> dict[str, str]:
+    """What two runs have in common if they are one replay."""
+    return {**info.settings, "seed": str(info.seed), "endpoint": info.endpoint}
+
+
+def _against(info: RunInfo, replay: Replay) -> RunInfo:
+    return msgspec.structs.replace(info, endpoint=replay.endpoint.url)
 
 
 async def record(
@@ -119,4 +128,4 @@ def _write_info(folder: Path, info: RunInfo, replay: Replay) -> None:
     }
     seconds = max((record.finished for record in replay.records), default=0.0)
     now = msgspec.structs.replace(info, planned=planned, seconds=seconds, complete=replay.complete)
-    write_info(folder, now)
+    write_info(folder, _against(now, replay))

@@ -28,23 +28,21 @@ class Replay:
     records: list[CallRecord] = field(default_factory=list)
     complete: bool = field(default=False, init=False)
 
-    def remaining(self) -> tuple[PlannedSession, ...]:
-        """The sessions that are not complete."""
-        done = complete_sessions(self.sessions, self.records)
-        return tuple(session for session in self.sessions if session.session not in done)
-
     async def run(
         self,
         on_call: Callable[[CallRecord], None],
         settings: PacingSettings = EVERYTHING_AT_ONCE,
     ) -> None:
-        """Send every call of the remaining sessions; returns when the last one has ended.
-        ``on_call`` gets each record as its call ends. Raises ``SessionError`` for a session that
-        cannot be paced, before anything is sent."""
-        sessions, now = self.remaining(), self.clock()
-        begin = now - _nanoseconds(max((r.finished for r in self.records), default=0.0))
-        pacing = Pacing([session.recorded for session in sessions], settings, now)
-        driver = _Driver(self, sessions, pacing, settings, begin, on_call)
+        """Send every call of the sessions that are not complete; returns when the last one has
+        ended. ``on_call`` gets each record as its call ends. Raises ``SessionError`` for a session
+        that cannot be paced, before anything is sent."""
+        now = self.clock()
+        elapsed = _nanoseconds(max((record.finished for record in self.records), default=0.0))
+        complete = complete_sessions(self.sessions, self.records)
+        done = {i for i, session in enumerate(self.sessions) if session.session in complete}
+        recorded = [session.recorded for session in self.sessions]
+        pacing = Pacing(recorded, settings, now, elapsed, done)
+        driver = _Driver(self, pacing, now - elapsed, on_call)
         try:
             while not pacing.done:
                 driver.start(pacing.due(self.clock()))
@@ -66,9 +64,7 @@ class _Driver:
     """The calls in flight, each a task."""
 
     replay: Replay
-    sessions: Sequence[PlannedSession]
     pacing: Pacing
-    settings: PacingSettings
     begin: int
     on_call: Callable[[CallRecord], None]
     flying: set[asyncio.Task[None]] = field(default_factory=set)
@@ -108,7 +104,7 @@ class _Driver:
 
     async def _send(self, send: Send) -> None:
         clock = self.replay.clock
-        session = self.sessions[send.session]
+        session = self.replay.sessions[send.session]
         request = session.request(send.branch, send.index, send.last)
         sent = clock()
         answer = await self.replay.endpoint.send(request, clock)
@@ -134,7 +130,7 @@ class _Driver:
             request_id=request.request_id,
             model=request.model,
             index=send.index,
-            gap=_seconds(self.settings.gap(branch.calls[send.index])),
+            gap=_seconds(send.gap),
             intended=_seconds(send.intended - self.begin),
             sent=sent,
             finished=finished,

@@ -26,11 +26,11 @@ T = TypeVar("T")
 
 class RunInfo(msgspec.Struct, frozen=True):
     """What ran. Runs of the same ``scenario`` and sessions are compared by ``configuration``;
-    ``kind`` is live or simulated. ``hardware`` names a profile or a machine. ``bound`` has, by
-    session, the seconds that it takes at least, where that is known; ``planned`` how many of its
-    calls were to count, so that a session which an interruption cut short is not taken for a whole
-    one. ``counters`` are totals of the cluster; ``published`` is what a paper says of this
-    configuration, by the figure's name.
+    ``kind`` is live or simulated; a live one was against ``endpoint``. ``hardware`` names a profile
+    or a machine. ``bound`` has, by session, the seconds that it takes at least, where that is
+    known; ``planned`` how many of its calls were to count, so that a session which an interruption
+    cut short is not taken for a whole one. ``counters`` are totals of the cluster; ``published`` is
+    what a paper says of this configuration, by the figure's name.
     ``complete`` is false for an interrupted run."""
 
     scenario: str
@@ -47,6 +47,7 @@ class RunInfo(msgspec.Struct, frozen=True):
     planned: dict[str, int] = {}
     published: dict[str, float] = {}
     published_source: str = ""
+    endpoint: str = ""
     form: int = FORM
 
 
