@@ -8,14 +8,15 @@ from typing import Annotated
 
 import msgspec
 import typer
+from msgspec.structs import replace
 
 from alipes.cli.output import FAILURE, USAGE, complain, progress_bars
-from alipes.cli.simulated import show, show_variants
+from alipes.cli.simulated import show
 from alipes.gateway.strict import FieldError
 from alipes.replay.progress import SessionError
 from alipes.replay.runs import Run, write_run
 from alipes.replay.sim.hardware import HardwareError
-from alipes.replay.sim.outcome import Row, outcome, row_of
+from alipes.replay.sim.outcome import VariedRow, outcome, row_of, varied_row
 from alipes.replay.sim.scenario import load_scenario
 from alipes.replay.sim.study import Study, prepare
 from alipes.replay.traces.model import TraceError
@@ -67,11 +68,12 @@ def simulate(
         scenario = load_scenario(file)
         names = [name.strip() for name in only.split(",") if name.strip()]
         study = prepare(scenario, file.parent, names, seed, QUICK_SESSIONS if quick else None)
+        if sensitivity:
+            study.check_variants()
         runs, varied = _drive(study, out, sensitivity)
         found = outcome(study.scenario, runs, _environment(study, quick), study.whole)
+        found = replace(found, sensitivity=varied)
         show(study, found)
-        if varied:
-            show_variants(study.scenario, found, varied)
         if json_file is not None:
             json_file.write_bytes(msgspec.json.format(msgspec.json.encode(found)) + b"\n")
     except (FieldError, HardwareError, SessionError, TraceError, OSError) as error:
@@ -97,7 +99,7 @@ def _only_validating(file: Path | None, only: str, seed: int | None, sensitivity
 
 def _drive(
     study: Study, out: Path | None, sensitivity: bool
-) -> tuple[list[Run], list[tuple[str, Row]]]:
+) -> tuple[list[Run], tuple[VariedRow, ...]]:
     """Every run, each on disk as soon as it is over."""
     runs: list[Run] = []
     with progress_bars() as progress:
@@ -112,9 +114,10 @@ def _drive(
                 write_run(out / run.folder, run)
             progress.advance(bar)
         if not sensitivity:
-            return runs, []
+            return runs, ()
         progress.update(bar, total=None)
-        return runs, [(label, row_of(run)) for label, run in study.variants(begun)]
+        rows = [row_of(run) for run in runs]
+        return runs, tuple(varied_row(variant, run, rows) for variant, run in study.variants(begun))
 
 
 def _environment(study: Study, quick: bool) -> dict[str, str]:

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from alipes.cli.output import print_table
 from alipes.replay.reports.measures import NAMES
-from alipes.replay.sim.outcome import Outcome, Row, best
+from alipes.replay.sim.outcome import Outcome, Row, VariedRow, best
 from alipes.replay.sim.scenario import Scenario
 from alipes.replay.sim.study import Study
 
@@ -41,7 +41,10 @@ def show(study: Study, found: Outcome) -> None:
     """Tables to stdout: each case, the papers' numbers, where the time goes, claims."""
     rows = [*found.rows, *_best_rows(study.scenario, found)]
     table = [(row.case, *(number(name, row.measures.get(name)) for name in MAIN)) for row in rows]
-    title = f"{found.name} on {found.environment['hardware']} (seconds)"
+    title = (
+        f"{found.name} on {found.environment['hardware']}: SCT and TTFT in seconds, cached of"
+        " prompt tokens, switching of the time of rounds"
+    )
     print_table(title, ("case", *MAIN.values()), table, ("case",))
     _show_calls(study, found)
     _show_bounds(found)
@@ -54,6 +57,8 @@ def show(study: Study, found: Outcome) -> None:
     for claim in found.claims:
         mark = MARKS[claim.holds]
         say(f"{mark}: {claim.name}: {claim.value:.3g} (target {claim.target})")
+    if found.sensitivity:
+        _show_variants(found)
     for assumption in study.scenario.assumptions:
         say(f"assumed: {assumption}")
 
@@ -67,24 +72,31 @@ def _show_calls(study: Study, found: Outcome) -> None:
         say(f"FAILED: {count} calls of {case}")
 
 
-def show_variants(scenario: Scenario, found: Outcome, varied: Sequence[tuple[str, Row]]) -> None:
-    """Median SCT of each configuration with one number of the hardware at an end of its range."""
-    cases = list(dict.fromkeys(row.case for _, row in varied))
+def _show_variants(found: Outcome) -> None:
+    """Median SCT of each varied case with one number of the hardware at an end of its range, and
+    how many times that is what it is with the number as given."""
+    cases = list(dict.fromkeys(row.case for row in found.sensitivity))
+    lines: dict[tuple[str, str], dict[str, VariedRow]] = {}
+    for row in found.sensitivity:
+        lines.setdefault((row.number, row.end), {})[row.case] = row
     base = {row.case: row.measures.get("sct_p50") for row in found.rows}
-    lines = {"as given": base}
-    for label, row in varied:
-        lines.setdefault(label, {})[row.case] = row.measures.get("sct_p50")
-    table = [
-        (label, *(number("sct_p50", values.get(case)) for case in cases), _ratio(values, cases))
-        for label, values in lines.items()
-    ]
-    columns = ("number", *(f"SCT p50, {case}" for case in cases), "last / first")
-    print_table(f"{scenario.name}: sensitivity", columns, table, ("number",))
+    first = [cell for case in cases for cell in (number("sct_p50", base[case]), "1.00")]
+    table = [("all as given", "", "", *first)]
+    for varied in lines.values():
+        one = next(iter(varied.values()))
+        name = f"{one.number}, {one.unit}" if one.unit else one.number
+        cells = [cell for case in cases for cell in _varied(varied.get(case))]
+        table.append((name, f"{one.given:g}", f"{one.tried:g}", *cells))
+    heads = [head for case in cases for head in (f"SCT p50 s, {case}", "times")]
+    title = f"{found.name}: sensitivity; times is the ratio to SCT p50 with all numbers as given"
+    print_table(title, ("number", "given", "tried", *heads), table, ("number",))
 
 
-def _ratio(values: dict[str, float | None], cases: Sequence[str]) -> str:
-    first, last = values.get(cases[0]), values.get(cases[-1])
-    return f"{last / first:.2f}" if first and last else ""
+def _varied(row: VariedRow | None) -> tuple[str, str]:
+    if row is None:
+        return "", ""
+    ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+    return number("sct_p50", row.measures.get("sct_p50")), ratio
 
 
 def _best_rows(scenario: Scenario, found: Outcome) -> list[Row]:
@@ -122,7 +134,9 @@ def _show_published(found: Outcome) -> None:
         for name, value in row.published.items():
             ours = row.measures.get(name)
             ratio = f"{ours / value:.2f}" if ours is not None and value else ""
-            table.append((row.case, NAMES[name][0], number(name, value), number(name, ours), ratio))
+            words, kind = NAMES[name]
+            figure = f"{words}, s" if kind == "seconds" else words
+            table.append((row.case, figure, number(name, value), number(name, ours), ratio))
     if table:
         columns = ("case", "figure", "published", "simulated", "times")
         print_table("beside the paper", columns, table, ("case", "figure"))

@@ -16,6 +16,15 @@ from alipes.gateway.strict import FieldError, convert, nearest, read_yaml
 from alipes.replay.sim.entries import check_entries
 
 PROFILES: Final = Path(__file__).parent / "data"
+UNITS: Final = {
+    "staging_share": "",
+    "gamma": "",
+    "prefill_token": "s/token",
+    "prefill_context": "s/token^2",
+    "decode_call": "s/call",
+    "decode_context": "s/token",
+}
+"""Of numbers that are no plain seconds, bytes or rates."""
 _FILE: Final = (
     "`models` and `rates`",
     "copy a profile and put your numbers in; docs/scenarios.md tells the form",
@@ -170,6 +179,16 @@ def quantities(part: object, path: str = "") -> Iterator[tuple[str, Quantity]]:
         inner = part.items()
     for name, value in inner:
         yield from quantities(value, f"{path}.{name}" if path else name)
+
+
+def unit(path: str) -> str:
+    """Of the number with this dotted name; empty for one that has none."""
+    _, _, name = path.rpartition(".")
+    if path.startswith("rates."):
+        return "bytes/s"
+    if name.endswith("_bytes"):
+        return "bytes/token" if "token" in name else "bytes"
+    return UNITS.get(name, "s")
 
 
 def _check_bare(raw: dict[str, Any], field: str = "") -> None:

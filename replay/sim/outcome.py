@@ -11,7 +11,9 @@ from alipes.replay.reports.breakdown import mean_parts
 from alipes.replay.reports.groups import group_runs
 from alipes.replay.reports.measures import measure
 from alipes.replay.runs import Run
+from alipes.replay.sim.hardware import unit
 from alipes.replay.sim.scenario import Comparison, Scenario
+from alipes.replay.sim.sensitivity import Variant
 
 BOUNDS: Final = {"bound_p50": "sct_p50", "bound_p95": "sct_p95", "bound_seconds": "seconds"}
 
@@ -41,13 +43,29 @@ class Claim(msgspec.Struct, frozen=True):
     holds: bool | None
 
 
-class Outcome(msgspec.Struct, frozen=True):
-    """The form that every benchmark writes."""
+class VariedRow(msgspec.Struct, frozen=True):
+    """A case with one number of the hardware at an end of its range; ``ratio`` is its median SCT
+    over that with the number as given, None where one of both has none."""
+
+    case: str
+    number: str
+    unit: str
+    end: str
+    given: float
+    tried: float
+    measures: dict[str, float]
+    ratio: float | None
+
+
+class Outcome(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The form that every benchmark writes, and what variants of the hardware came to, if any
+    were run."""
 
     name: str
     environment: dict[str, str]
     rows: tuple[Row, ...]
     claims: tuple[Claim, ...]
+    sensitivity: tuple[VariedRow, ...] = ()
 
     @property
     def holds(self) -> bool:
@@ -68,6 +86,23 @@ def row_of(run: Run) -> Row:
         published=run.info.published,
         bounds={} if group.failed else {n: counters[k] for k, n in BOUNDS.items() if k in counters},
         parts=mean_parts(group.whole) if group.whole else {},
+    )
+
+
+def varied_row(variant: Variant, run: Run, rows: Sequence[Row]) -> VariedRow:
+    """``rows`` are those of the runs as given."""
+    row = row_of(run)
+    base = next((one.measures.get("sct_p50") for one in rows if one.case == row.case), None)
+    sct = row.measures.get("sct_p50")
+    return VariedRow(
+        row.case,
+        variant.number,
+        unit(variant.number),
+        variant.end,
+        variant.given,
+        variant.tried,
+        row.measures,
+        sct / base if sct is not None and base else None,
     )
 
 

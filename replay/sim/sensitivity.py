@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,19 +13,34 @@ from alipes.replay.sim.hardware import Hardware, quantities
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A number of a profile by its dotted name: what the profile gives, and the end (low or high)
+    of its range that is tried."""
+
+    number: str
+    end: str
+    given: float
+    tried: float
+
+    @property
+    def label(self) -> str:
+        return f"{self.number} {self.end} ({self.tried:g})"
+
+
 def variants(
     hardware: Hardware, models: Collection[str] | None = None
-) -> Iterator[tuple[str, Hardware]]:
-    """(label, profile) for the low and the high end of every number that has one, in the order of
-    the file; of the models only ``models``, where given."""
+) -> Iterator[tuple[Variant, Hardware]]:
+    """For the low and the high end of every number that has one what is varied and the profile
+    with it, in the order of the file; of the models only ``models``, where given."""
     for path, quantity in quantities(hardware):
         part, _, rest = path.partition(".")
         if part == "models" and models is not None and rest.rpartition(".")[0] not in models:
             continue
         for end, value in (("low", quantity.low), ("high", quantity.high)):
-            if value:
+            if value and value != quantity.value:
                 changed = msgspec.structs.replace(quantity, value=value)
-                yield f"{path} {end} ({value:g})", _replaced(hardware, path, changed)
+                yield Variant(path, end, quantity.value, value), _replaced(hardware, path, changed)
 
 
 def _replaced(part: T, path: str, value: object) -> T:

@@ -13,7 +13,7 @@ from alipes.gateway.strict import FieldError
 from alipes.replay.runs import Run
 from alipes.replay.sim.hardware import Hardware, load_hardware, profiles
 from alipes.replay.sim.scenario import Case, Scenario, cases
-from alipes.replay.sim.sensitivity import variants
+from alipes.replay.sim.sensitivity import Variant, variants
 from alipes.replay.sim.simulate import Workload, simulate, workload
 from alipes.replay.traces.form import Session
 
@@ -44,14 +44,34 @@ class Study:
             self.seconds[case.label] = perf_counter() - begin
             yield run
 
-    def variants(self, begun: Callable[[str], None]) -> Iterator[tuple[str, Run]]:
-        """The cases that the scenario names, under every variant of the hardware's numbers."""
-        models = {model for instance in self.scenario.instances for model in instance.models}
-        chosen = [c for c in self.cases if c.configuration in self.scenario.sensitivity]
-        for label, hardware in variants(self.hardware, models):
-            for case in chosen:
-                begun(f"{case.label}, {label}")
-                yield label, simulate(self.scenario, hardware, self.workload, case)
+    def variants(self, begun: Callable[[str], None]) -> Iterator[tuple[Variant, Run]]:
+        """The varied cases under every variant of the hardware's numbers."""
+        for variant, hardware in variants(self.hardware, self._models):
+            for case in self.varied:
+                begun(f"{case.label}, {variant.label}")
+                yield variant, simulate(self.scenario, hardware, self.workload, case)
+
+    @property
+    def varied(self) -> list[Case]:
+        """Of the cases those that the scenario's ``sensitivity`` names."""
+        return [case for case in self.cases if case.configuration in self.scenario.sensitivity]
+
+    def check_variants(self) -> None:
+        """Raises ``FieldError`` where there is none."""
+        names = self.scenario.sensitivity
+        if not names:
+            problem = "the scenario has no `sensitivity`; list the configurations to vary there"
+        elif not self.varied:
+            problem = f"the scenario's `sensitivity` is {', '.join(names)}; name one in --only"
+        elif next(variants(self.hardware, self._models), None) is None:
+            problem = f"no number of {self.hardware.name} has `low` or `high`; add ranges to it"
+        else:
+            return
+        raise FieldError("--sensitivity", problem)
+
+    @property
+    def _models(self) -> set[str]:
+        return {model for instance in self.scenario.instances for model in instance.models}
 
 
 def prepare(

@@ -97,6 +97,96 @@ def test_unknown_hardware_names_those_there_are(file: Path) -> None:
     assert "b200-tp8" in result.stderr
 
 
+HARDWARE = """
+name: mine
+about: a small machine
+prefill_chunk: 512
+max_running: 8
+device_bytes: {value: 4.0e+9, source: here}
+host_bytes: {value: 4.0e+9, source: here}
+runtime_bytes: {value: 1.0e+9, source: here}
+staging_share: {value: 0.5, assumed: half}
+rates:
+  h2d: {value: 1.0e+10, source: here, low: 5.0e+9}
+  d2h: {value: 1.0e+10, source: here}
+  d2d: {value: 1.0e+10, source: here}
+  rdma: {value: 1.0e+9, source: here}
+fixed:
+  switch: {value: 0.01, source: here}
+  restore: {value: 0.01, source: here}
+  relaunch: {value: 3, source: here}
+models:
+  small:
+    weight_bytes: {value: 1.0e+9, source: here}
+    kv_token_bytes: {value: 10000, source: here}
+    prefill_base: {value: 0.01, source: here}
+    prefill_token: {value: 1.0e-5, source: here}
+    prefill_context: {value: 1.0e-10, source: here}
+    decode_base: {value: 0.02, source: here, high: 0.04}
+    decode_call: {value: 0.001, source: here}
+    decode_context: {value: 1.0e-7, source: here}
+"""
+VARIED = """
+name: varied
+about: one number after another
+hardware: mine.yaml
+trace: {synth: swebench, models: [small], sessions: 2}
+instances: [{models: [small], pool: hot}]
+configurations: {full: {}, bare: {host_kv: false}}
+sensitivity: [full]
+"""
+
+
+@pytest.fixture
+def varied(tmp_path: Path) -> Path:
+    (tmp_path / "mine.yaml").write_text(HARDWARE)
+    file = tmp_path / "varied.yaml"
+    file.write_text(VARIED)
+    return file
+
+
+def test_every_number_is_varied_and_told_with_its_unit(varied: Path, tmp_path: Path) -> None:
+    report = tmp_path / "found.json"
+    command = ["simulate", str(varied), "--sensitivity", "--json", str(report)]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    found = json.loads(report.read_text())
+    told = [(row["number"], row["unit"], row["end"]) for row in found["sensitivity"]]
+    assert told == [
+        ("rates.h2d", "bytes/s", "low"),
+        ("models.small.decode_base", "s", "high"),
+    ]
+    base = found["rows"][0]["measures"]["sct_p50"]
+    for row in found["sensitivity"]:
+        assert row["case"] == "full"
+        assert row["ratio"] == pytest.approx(row["measures"]["sct_p50"] / base)
+    ratio = found["sensitivity"][1]["ratio"]
+    assert ratio > 1.1
+    [line] = [one for one in result.output.splitlines() if "decode_base, s" in one]
+    assert line.split()[2:4] == ["0.02", "0.04"]
+    assert line.split()[-1] == f"{ratio:.2f}"
+    assert "SCT p50 s, full" in result.output
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "options", "told"),
+    [
+        ("sensitivity: [full]", "", [], "the scenario has no `sensitivity`; list the"),
+        ("", "", ["--only", "bare"], "the scenario's `sensitivity` is full; name one in --only"),
+        ("mine.yaml", "flat.yaml", [], "no number of mine has `low` or `high`; add ranges to it"),
+    ],
+)
+def test_nothing_to_vary_is_an_error(
+    varied: Path, old: str, new: str, options: list[str], told: str
+) -> None:
+    flat = HARDWARE.replace(", low: 5.0e+9", "").replace(", high: 0.04", "")
+    (varied.parent / "flat.yaml").write_text(flat)
+    varied.write_text(VARIED.replace(old, new))
+    result = CliRunner().invoke(app, ["simulate", str(varied), "--sensitivity", *options])
+    assert result.exit_code == 2, result.output
+    assert f"--sensitivity: {told}" in result.stderr
+
+
 def test_the_scenario_is_optional_in_the_usage_once() -> None:
     usage = " ".join(CliRunner().invoke(app, ["simulate", "--help"]).output.split())
     assert "simulate [OPTIONS] [SCENARIO] " in usage

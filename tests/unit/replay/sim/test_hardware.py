@@ -13,6 +13,7 @@ from alipes.replay.sim.hardware import (
     load_hardware,
     profiles,
     quantities,
+    unit,
 )
 from alipes.replay.sim.sensitivity import variants
 
@@ -146,21 +147,51 @@ def test_a_missing_file_and_an_unknown_name(tmp_path: Path) -> None:
 def test_variants_change_one_number_each() -> None:
     hardware = LOADED["b200-tp8"]
     before = dict(quantities(hardware))
-    labels = []
-    for label, variant in variants(hardware):
+    found = []
+    for one, variant in variants(hardware):
         after = dict(quantities(variant))
-        path, end, _ = label.split(" ")
-        assert [name for name in before if before[name] != after[name]] == [path]
-        assert after[path].value == getattr(before[path], end)
-        labels.append((path, end))
-    ends = [(p, e) for p, q in before.items() for e in ("low", "high") if getattr(q, e)]
-    assert labels == ends
-    assert ("models.qwen3.5-122b-a10b.prefill_cold", "high") in labels
+        assert [name for name in before if before[name] != after[name]] == [one.number]
+        assert one.tried == after[one.number].value == getattr(before[one.number], one.end)
+        assert one.given == before[one.number].value
+        found.append((one.number, one.end))
+    ends = [
+        (path, end)
+        for path, quantity in before.items()
+        for end in ("low", "high")
+        if getattr(quantity, end) not in (0.0, quantity.value)
+    ]
+    assert found == ends
+    assert ("models.qwen3.5-122b-a10b.prefill_cold", "high") in found
+
+
+def test_an_end_that_is_the_number_itself_is_no_variant() -> None:
+    hardware = LOADED["b200-tp8"]
+    exact = Quantity(3e11, source="here", low=3e11, high=4e11)
+    rates = msgspec.structs.replace(hardware.rates, h2d=exact)
+    changed = msgspec.structs.replace(hardware, rates=rates)
+    labels = [one.label for one, _ in variants(changed) if one.number == "rates.h2d"]
+    assert labels == ["rates.h2d high (4e+11)"]
 
 
 def test_variants_of_some_models() -> None:
     hardware = LOADED["b200-tp8"]
-    labels = [label for label, _ in variants(hardware, ["qwen3.5-122b-a10b"])]
-    assert any(label.startswith("models.qwen3.5-122b-a10b.decode_call low") for label in labels)
-    assert not any("glm5" in label for label in labels)
-    assert any(label.startswith("rates.h2d") for label in labels)
+    numbers = [one.number for one, _ in variants(hardware, ["qwen3.5-122b-a10b"])]
+    assert "models.qwen3.5-122b-a10b.decode_call" in numbers
+    assert not any("glm5" in number for number in numbers)
+    assert "rates.h2d" in numbers
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("rates.kv_h2d", "bytes/s"),
+        ("device_bytes", "bytes"),
+        ("models.qwen3.5-122b-a10b.kv_host_token_bytes", "bytes/token"),
+        ("models.a.prefill_context", "s/token^2"),
+        ("models.a.decode_base", "s"),
+        ("targets.gamma", ""),
+        ("gateway_seconds", "s"),
+    ],
+)
+def test_units(path: str, expected: str) -> None:
+    assert unit(path) == expected
