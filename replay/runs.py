@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from alipes.replay.files import write_whole
 from alipes.replay.records import CallRecord
@@ -29,8 +30,8 @@ class RunInfo(msgspec.Struct, frozen=True):
     ``kind`` is live or simulated; a live one was against ``endpoint``. ``hardware`` names a profile
     or a machine. ``bound`` has, by session, the seconds that it takes at least, where that is
     known; ``planned`` how many of its calls were to count, so that a session which an interruption
-    cut short is not taken for a whole one. ``counters`` are totals of the cluster; ``published`` is
-    what a paper says of this configuration, by the figure's name.
+    cut short is not taken for a whole one. ``counters`` are totals of the cluster since the warm-up
+    ended; ``published`` is what a paper says of this configuration, by the figure's name.
     ``complete`` is false for an interrupted run."""
 
     scenario: str
@@ -117,6 +118,26 @@ class Run(msgspec.Struct, frozen=True):
     def counted(self) -> tuple[CallRecord, ...]:
         """The calls that figures count: warm-up left out."""
         return tuple(call for call in self.calls if not call.warmup)
+
+    @property
+    def warmed(self) -> float:
+        """The second at which the last warm-up call ended; 0 without any."""
+        return max((call.finished for call in self.calls if call.warmup), default=0.0)
+
+    def measured(self) -> Run:
+        """The run without its warm-up: the calls that count, what instances did from its end on,
+        and the memory that they held then."""
+        begin = self.warmed
+        if not begin:
+            return self
+        held = {one.instance: replace(one, at=begin) for one in self.memory if one.at < begin}
+        return replace(
+            self,
+            calls=self.counted,
+            switches=tuple(one for one in self.switches if one.at >= begin),
+            rounds=tuple(one for one in self.rounds if one.at >= begin),
+            memory=(*held.values(), *(one for one in self.memory if one.at >= begin)),
+        )
 
 
 def write_run(folder: Path, run: Run) -> None:

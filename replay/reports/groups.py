@@ -29,8 +29,9 @@ _Key = tuple[str, str, tuple[tuple[str, str], ...]]
 @dataclass(frozen=True, slots=True)
 class Group:
     """``name`` tells it from others at the same load, ``label`` from all others. ``calls`` are
-    those that succeeded and count, ``failed`` how many did not. ``sweep`` is the same for groups
-    that differ in their ``lease`` alone, empty where there is but one such."""
+    those that succeeded and count, ``failed`` how many did not; ``runs`` are without their warm-up.
+    ``sweep`` is the same for groups that differ in their ``lease`` alone, empty where there is but
+    one such."""
 
     configuration: str
     kind: str
@@ -95,7 +96,7 @@ def _group(
         f"{name}, {load_words(load)}" if load else name,
         series_colour(number),
         series_stroke(number, mixed and kind == "live"),
-        tuple(runs),
+        tuple(run.measured() for run in runs),
         tuple(result for run in runs for result in session_results(run, planned)),
         tuple(call for run in runs for call in run.counted if not call.error),
         sum(bool(call.error) for run in runs for call in run.counted),

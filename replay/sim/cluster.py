@@ -7,6 +7,7 @@ Router, session table, pacing and schedulers are the live classes. Messages take
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import msgspec
 
@@ -32,6 +33,9 @@ from alipes.replay.sim.live import TENANT, LiveCall, SessionContent
 from alipes.replay.traces.content import Vocabulary
 from alipes.replay.traces.form import Branch, Session
 
+LEVELS: Final = ("live_calls", "leases_live")
+"""What counters tell of the present; all others are totals."""
+
 
 class Cluster:
     """Runs sessions to their end. ``models`` says which each session uses."""
@@ -53,7 +57,8 @@ class Cluster:
         self._table = table
         self._vocabulary = vocabulary
         self._gateway_ns = gateway_ns
-        self._warmup = warmup
+        self._warmup = self._warming = warmup
+        self._before: dict[str, float] = {}
         self._instances: dict[str, SimulatedInstance] = {}
         self._formats: dict[tuple[str, str], str] = {}
         self._contents: dict[int, SessionContent] = {}
@@ -119,7 +124,12 @@ class Cluster:
         return tuple(self._instances.values())
 
     def counters(self) -> dict[str, float]:
-        """Totals: what the router counted of placements and leases, and the instances' own."""
+        """Totals since the warm-up ended: what the router counted of placements and leases, and the
+        instances' own."""
+        before = self._before
+        return {name: value - before.get(name, 0) for name, value in self._totals().items()}
+
+    def _totals(self) -> dict[str, float]:
         status = self.router.status(self.clock.now)
         found: dict[str, float] = dict(msgspec.structs.asdict(status.counts))
         found |= {f"leases_{k}": v for k, v in msgspec.structs.asdict(status.leases).items()}
@@ -279,6 +289,10 @@ class Cluster:
         self._pacing.ended(live.send, succeeded, now)
         if not self._pacing.running(live.send.session):
             self._contents.pop(live.send.session, None)
+            self._warming -= live.warmup
+            if live.warmup and not self._warming:
+                totals = self._totals()
+                self._before = {name: totals[name] for name in totals if name not in LEVELS}
         self._stir()
 
     def _stir(self) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import msgspec
 
 from alipes.replay.reports.groups import group_runs, loads_of
+from alipes.replay.reports.measures import measure
 from alipes.replay.runs import Run
 
 
@@ -106,6 +107,28 @@ def test_failed_and_warmup_calls_are_not_among_the_calls(run_maker: Callable[...
     ]
     (group,) = group_runs([msgspec.structs.replace(run, calls=tuple(changed))])
     assert (len(group.calls), group.failed) == (len(rest), 1)
+
+
+def test_no_figure_counts_what_was_before_the_end_of_the_warm_up(
+    run_maker: Callable[..., Run],
+) -> None:
+    run = small(run_maker, "a")
+    middle = run.rounds[len(run.rounds) // 2].at
+    early = {call.session for call in run.calls[:1]}
+    calls = tuple(
+        msgspec.structs.replace(call, warmup=True, finished=min(call.finished, middle))
+        if call.session in early
+        else call
+        for call in run.calls
+    )
+    planned = {name: of for name, of in run.info.planned.items() if name not in early}
+    info = msgspec.structs.replace(run.info, planned=planned)
+    run = msgspec.structs.replace(run, calls=calls, info=info)
+    numbers = measure(group_runs([run])[0])
+    end = max(call.finished for call in calls if call.warmup)
+    assert 0 < end <= middle
+    assert numbers["rounds"] == sum(one.at >= end for one in run.rounds) < len(run.rounds)
+    assert numbers["switches"] == sum(one.at >= end for one in run.switches) < len(run.switches)
 
 
 def test_runs_of_more_sessions_are_not_pooled_with_those_of_fewer(

@@ -167,6 +167,21 @@ def test_a_run_of_nothing_but_warm_up_is_refused(tmp_path: Path) -> None:
         prepare(msgspec.structs.replace(scenario, warmup=1), tmp_path)
 
 
+def test_counters_are_of_what_came_after_the_warm_up(tmp_path: Path) -> None:
+    file = tmp_path / "small.yaml"
+    file.write_text(SCENARIO + 'loads: {"": {concurrency: 1}}\nwarmup: 2\n')
+    study = prepare(load_scenario(file), tmp_path, at_most=6, only=["full"])
+    [run] = study.runs(lambda label: None)
+    counters, counted = run.info.counters, run.counted
+    assert 0 < len(counted) < len(run.calls)
+    assert counters["placed"] == counters["finished"] == len(counted)
+    assert counters["decode_tokens"] == sum(call.completion_tokens or 0 for call in counted)
+    assert counters["returns"] == sum(call.returning for call in counted)
+    assert counters["live_calls"] == 0
+    later = [one for one in run.switches if one.at >= run.warmed]
+    assert counters["switches"] == len(later) < len(run.switches)
+
+
 def test_no_claim_holds_of_runs_in_which_calls_failed(tmp_path: Path) -> None:
     """Of sessions that failed no figure tells: the others might be the fast ones."""
     sessions = (single("a", 900), single("b", 10**6, "qwen3-32b"))
