@@ -61,7 +61,7 @@ def _demo() -> None:
         wait_ready(process)
         _ask(url)
         _step(f"alipes replay: a recorded SWE-bench run on {MODELS.replace(',', ' and ')}")
-        _alipes("replay", str(TRAJECTORY), "--base-url", f"{url}/v1", "--models", MODELS)
+        _alipes(*replay_command(url))
         _step("stopping everything")
     console.print(f"Gateway and instances have stopped; their log and all results are in {WORK}/.")
 
@@ -73,6 +73,12 @@ def _step(text: str) -> None:
 def _alipes(*arguments: str) -> None:
     if subprocess.run([ALIPES, *arguments], cwd=WORK, check=False).returncode:
         raise DemoError(f"`alipes {' '.join(arguments)}` failed; see above")
+
+
+def replay_command(url: str) -> tuple[str, ...]:
+    """A later demo takes the place of an earlier one."""
+    target = ("--base-url", f"{url}/v1", "--models", MODELS)
+    return ("replay", str(TRAJECTORY), *target, "--overwrite")
 
 
 def choose_port(file: Path) -> int:

@@ -36,6 +36,11 @@ def remark(message: str) -> None:
     )
 
 
+def say(line: str) -> None:
+    """One line on stdout, as it is."""
+    Console().print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 @contextmanager
 def reported(*failures: type[Exception]) -> Iterator[None]:
     """Turn expected errors into one line and an exit code: 2 for the cluster file, 1 for

@@ -20,16 +20,16 @@ from rich.progress import (
     TimeElapsedColumn,
 )
 
-from alipes.cli.output import FAILURE, USAGE, complain
+from alipes.cli.output import FAILURE, USAGE, complain, say
 from alipes.replay.endpoint import Endpoint, EndpointError
-from alipes.replay.live import describe, record, take_up
+from alipes.replay.live import SUMMARY_FILE, describe, record, take_up
 from alipes.replay.pacing import PacingSettings
 from alipes.replay.plan import Assignment, PlanError, assign
 from alipes.replay.prepare import Sending, prepare
 from alipes.replay.progress import SessionError
 from alipes.replay.records import CallRecord
 from alipes.replay.runner import Replay
-from alipes.replay.runs import RunError, RunInfo
+from alipes.replay.runs import CALLS_FILE, RunError, RunInfo
 from alipes.replay.stats import Summary
 from alipes.replay.tables import call_tables, model_table, remarks, session_table
 from alipes.replay.tokens import vocabulary
@@ -40,7 +40,8 @@ from alipes.replay.traces.model import TraceError
 VOCABULARY: Final = Vocabulary().high
 
 
-SHOWN_CALLS = SHOWN_SESSIONS = 60
+SHOWN_CALLS, SHOWN_TABLES, SHOWN_SESSIONS = 60, 4, 20
+"""More calls, sessions with a table of their calls each, or sessions are in files alone."""
 
 
 def replay(
@@ -85,17 +86,23 @@ def replay(
     resume: Annotated[
         bool, typer.Option("--resume", help="Send only the sessions that --out has not complete")
     ] = False,
-    name: Annotated[str, typer.Option(help="What reports call this run")] = "live",
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace the run that --out holds")
+    ] = False,
+    name: Annotated[
+        str, typer.Option(help="What reports call this run; by default the name of --out")
+    ] = "",
     api_key: Annotated[str, typer.Option(envvar="ALIPES_API_KEY", help="Key of the endpoint")] = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON")] = False,
 ) -> None:
     """Replay recorded sessions against a live endpoint; report session completion time and TTFT."""
     try:
+        _check_out(out, resume, overwrite)
         pacing = _pacing(concurrency, rate, recorded, seed, gap_cap)
         sending = Sending(forced, plain, vocabulary(vocab), warmup)
         chosen, renamed = _names(models), _renamed(model_map)
         plan = assign(load(files).sessions, chosen, sessions, renamed)
-        info = describe(files, name, chosen, renamed, pacing, sending)
+        info = describe(files, name or out.resolve().name, chosen, renamed, pacing, sending)
         job = Job(plan, Endpoint(base_url, api_key), pacing, sending, info, out, resume)
         replaying = job.run()
     except (TraceError, EndpointError, PlanError, RunError, SessionError, OSError) as error:
@@ -110,6 +117,17 @@ def replay(
         raise typer.Exit(130)
     if summary.failed:
         raise typer.Exit(FAILURE)
+
+
+def _check_out(out: Path, resume: bool, overwrite: bool) -> None:
+    """Raises ``RunError`` where a run would be lost that nobody said is to go."""
+    if resume and overwrite:
+        raise RunError(f"--resume goes on with the run in {out}, --overwrite replaces it; choose")
+    if not (resume or overwrite) and out.is_dir() and any(out.iterdir()):
+        raise RunError(
+            f"--out: {out} is not empty; go on with the run there by --resume, replace it by"
+            " --overwrite, or name another folder"
+        )
 
 
 def _pacing(
@@ -185,15 +203,15 @@ def _show(summary: Summary, records: list[CallRecord], out: Path, as_json: bool)
         typer.echo(msgspec.json.format(msgspec.json.encode(summary)).decode())
         return
     console = Console()
-    if 0 < len(records) <= SHOWN_CALLS:
+    if 0 < len(records) <= SHOWN_CALLS and len(summary.sessions) <= SHOWN_TABLES:
         console.print(*call_tables(records))
     if len(summary.sessions) <= SHOWN_SESSIONS:
         console.print(session_table(summary.sessions))
+    else:
+        say(f"{len(summary.sessions)} sessions; each is a row of {out / SUMMARY_FILE}")
     console.print(model_table(summary.models))
     for line in remarks(summary):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        say(line)
     if warmup := len({record.session for record in records if record.warmup}):
-        console.print(f"The first {warmup} sessions were warm-up and count in no figure.")
-    console.print(
-        f"{len(records)} calls in {summary.seconds:.1f} s; each is a line of {out}/calls.jsonl"
-    )
+        say(f"The first {warmup} sessions were warm-up and count in no figure.")
+    say(f"{len(records)} calls in {summary.seconds:.1f} s; each is a line of {out / CALLS_FILE}")

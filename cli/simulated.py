@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from rich.console import Console
-
-from alipes.cli.output import print_table
+from alipes.cli.output import print_table, say
 from alipes.replay.reports.measures import NAMES
 from alipes.replay.sim.outcome import Outcome, Row, VariedRow, best
 from alipes.replay.sim.scenario import Scenario
@@ -150,7 +148,3 @@ def number(name: str, value: float | None) -> str:
     if kind == "share":
         return f"{value:.1%}"
     return f"{value:,.0f}" if kind == "count" or value >= 1000 else f"{value:.3g}"
-
-
-def say(line: str) -> None:
-    Console().print(line, markup=False, highlight=False, soft_wrap=True)

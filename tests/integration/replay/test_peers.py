@@ -44,8 +44,8 @@ def run(url: str, folder: Path, sessions: list[Session], *more: str) -> Result:
     app.command()(replay)
     trace = folder / "trace.jsonl"
     save(trace, Trace("made", tuple(sessions)))
-    arguments = [str(trace), "--base-url", url, "--out", str(folder / "out"), *more]
-    return CliRunner().invoke(app, arguments)
+    arguments = [str(trace), "--base-url", url, "--out", str(folder / "out"), "--overwrite"]
+    return CliRunner().invoke(app, [*arguments, *more])
 
 
 def test_a_peer_that_takes_nothing_but_the_api_is_replayed_plainly(

@@ -16,6 +16,7 @@ import typer
 from typer.testing import CliRunner, Result
 
 from alipes.cli.replay import replay
+from alipes.replay.runs import read_run
 
 SHIPPED = Path(__file__).parents[3] / "replay" / "data" / "marshmallow-1867-xml.traj"
 # A shell's background job ignores SIGINT, and hands that down.
@@ -31,7 +32,7 @@ def run(url: str, out: Path, *more: str, files: tuple[Path, ...] = (SHIPPED,)) -
     app = typer.Typer()
     app.command()(replay)
     arguments = [*map(str, files), "--base-url", url, "--models", "small,large"]
-    return CliRunner().invoke(app, [*arguments, "--out", str(out), *more])
+    return CliRunner().invoke(app, [*arguments, "--out", str(out), "--overwrite", *more])
 
 
 def lines(out: Path) -> list[dict[str, Any]]:
@@ -89,6 +90,34 @@ def test_the_report_has_sessions_calls_and_models(tmp_path: Path, serve: Any) ->
         assert line["completion_tokens"] == line["expected_tokens"]
         assert line["intended"] <= line["sent"] <= line["finished"]
         assert line["instance"] == "hot0"
+
+
+def test_many_sessions_are_told_in_few_tables(tmp_path: Path, serve: Any) -> None:
+    with serve() as (url, _):
+        few, some, many = (
+            run(url, tmp_path / f"of-{n}", "--sessions", str(n), files=(two_calls(tmp_path),))
+            for n in (2, 3, 11)
+        )
+    assert few.stdout.count("Calls of ") == 4
+    assert "Calls of " not in some.stdout
+    assert "Sessions: seconds" in some.stdout
+    assert "Sessions: seconds" not in many.stdout
+    assert f"22 sessions; each is a row of {tmp_path}/of-11/summary.json\n" in many.stdout
+    assert len(many.stdout.splitlines()) < 15
+    for result, calls, folder in ((few, 8, "of-2"), (some, 12, "of-3"), (many, 44, "of-11")):
+        assert result.exit_code == 0
+        last = result.stdout.splitlines()[-1]
+        assert last.startswith(f"{calls} calls in ")
+        assert last.endswith(f"each is a line of {tmp_path}/{folder}/calls.jsonl")
+
+
+def test_reports_call_a_run_by_its_folder_or_by_name(tmp_path: Path, serve: Any) -> None:
+    files = (two_calls(tmp_path),)
+    with serve() as (url, _):
+        run(url, tmp_path / "leases-off", files=files)
+        run(url, tmp_path / "again", "--name", "leases-on", files=files)
+    names = [read_run(tmp_path / out).info.configuration for out in ("leases-off", "again")]
+    assert names == ["leases-off", "leases-on"]
 
 
 def test_the_gap_is_kept_and_ttft_counts_from_the_intended_enqueue(

@@ -61,3 +61,7 @@ def test_the_demo_uses_what_the_default_file_and_the_repository_hold(tmp_path: P
     assert set(demo.MODELS.split(",")) <= set(cluster.models)
     assert cluster.gateway.port == demo.PORT
     assert demo.TRAJECTORY.is_file()
+
+
+def test_a_second_demo_replaces_the_replay_of_the_first() -> None:
+    assert "--overwrite" in demo.replay_command("http://127.0.0.1:8000")
