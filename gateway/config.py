@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from alipes.gateway.strict import ConfigError, FieldError, convert, nearest, parse_size, read_yaml
+from alipes.gateway.strict import ConfigError, FieldError, convert, nearest, read_yaml, with_sizes
 from alipes.instance.contract import (
     FakeCosts,
     InstanceSettings,
@@ -266,10 +266,12 @@ def _cluster(raw: dict[str, Any], folder: Path, environ: Mapping[str, str]) -> C
         for name, entry in entries.items()
     }
     instances = {
-        name: convert(_sized(entry, f"instances.{name}"), InstanceEntry, f"instances.{name}")
+        name: convert(with_sizes(entry, f"instances.{name}"), InstanceEntry, f"instances.{name}")
         for name, entry in _named(top.instances, "instances").items()
     }
-    gateway = _placed(convert(_sized(top.gateway, "gateway"), GatewaySettings, "gateway"), folder)
+    gateway = _placed(
+        convert(with_sizes(top.gateway, "gateway"), GatewaySettings, "gateway"), folder
+    )
     targets = convert(top.targets, Targets, "targets")
     cache = environ.get(CACHE_VARIABLE) or top.cache
     cluster = Cluster(
@@ -320,18 +322,6 @@ def _placed(gateway: GatewaySettings, folder: Path) -> GatewaySettings:
     file = str(_absolute(gateway.record.file, folder))
     record = msgspec.structs.replace(gateway.record, file=file)
     return msgspec.structs.replace(gateway, record=record)
-
-
-def _sized(value: Any, field: str) -> Any:
-    """Sizes written with a unit become bytes, in fields whose names end in ``_bytes``."""
-    if not isinstance(value, dict):
-        return value
-    return {
-        key: parse_size(inner, f"{field}.{key}")
-        if str(key).endswith("_bytes")
-        else _sized(inner, f"{field}.{key}")
-        for key, inner in value.items()
-    }
 
 
 def _sourced(entry: Any, folder: Path, field: str) -> Any:

@@ -91,6 +91,18 @@ def parse_size(value: object, field: str) -> object:
     return int(float(match[1]) * _UNITS[match[2]])
 
 
+def with_sizes(value: Any, field: str) -> Any:
+    """``value`` with the sizes in it as bytes: texts in fields whose names end in ``_bytes``."""
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: parse_size(inner, f"{field}.{key}".lstrip("."))
+        if str(key).endswith("_bytes")
+        else with_sizes(inner, f"{field}.{key}".lstrip("."))
+        for key, inner in value.items()
+    }
+
+
 def convert(value: object, kind: type[T], field: str) -> T:
     """``value`` as ``kind``; FieldError names the field under ``field`` and, for a field that
     does not exist, the nearest that does."""

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from alipes.gateway.routing.decision import Policy
-from alipes.gateway.strict import FieldError, convert, parse_size, read_yaml
+from alipes.gateway.strict import FieldError, convert, read_yaml, with_sizes
 from alipes.instance.contract import Pool
 from alipes.replay.pacing import PacingSettings
 from alipes.replay.reports.measures import NAMES
@@ -148,7 +148,7 @@ class Case:
 def load_scenario(path: Path) -> Scenario:
     """Raises ``FieldError``: one line that names the field and the remedy."""
     try:
-        raw = _sized(read_yaml(path, *_FILE), "")
+        raw = with_sizes(read_yaml(path, *_FILE), "")
         _check_entries(raw)
         scenario = convert(raw, Scenario, "")
         _check(scenario)
@@ -249,15 +249,3 @@ def _check_figures(scenario: Scenario) -> None:
             raise FieldError(field, f"{label!r} is no run; there are {', '.join(known)}")
         if unknown := sorted(figures - NAMES.keys()):
             raise FieldError(field, f"no figure is called {unknown[0]}; see the docs of reports")
-
-
-def _sized(value: Any, field: str) -> Any:
-    """Sizes may be written with a unit where the name ends in ``_bytes``."""
-    if not isinstance(value, dict):
-        return value
-    return {
-        key: parse_size(inner, f"{field}.{key}".lstrip("."))
-        if str(key).endswith("_bytes")
-        else _sized(inner, f"{field}.{key}")
-        for key, inner in value.items()
-    }
