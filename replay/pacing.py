@@ -17,8 +17,9 @@ from typing import Final
 
 import numpy as np
 
-from alipes.replay.progress import Place, Progress, SessionError, check
+from alipes.replay.progress import Progress, SessionError, check
 from alipes.replay.traces.form import Call, Session
+from alipes.replay.traces.order import Place
 
 NANOSECONDS: Final = 1_000_000_000
 LEAST_RATE: Final = 1e-6
@@ -80,7 +81,6 @@ class _Running:
     """A session under way; ``unsent`` counts its calls that were not sent yet."""
 
     session: Session
-    arrived: int
     progress: Progress
     unsent: int
     flying: int = 0
@@ -153,10 +153,6 @@ class Pacing:
         """Whether a session is under way."""
         return session in self._running
 
-    def arrived(self, session: int) -> int:
-        """When a session under way arrived. Raises KeyError for another."""
-        return self._running[session].arrived
-
     def due(self, now: int) -> tuple[Send, ...]:
         """Calls to send now, in the order in which they became due."""
         while self._arrivals and self._places and self._arrivals[0][0] <= now:
@@ -191,7 +187,7 @@ class Pacing:
         # In a closed loop the place that came free is what the session waited for.
         arrived = arrival if self._settings.open_loop else max(arrival, free)
         session = self._sessions[number]
-        running = _Running(session, arrived, Progress(session), session.calls)
+        running = _Running(session, Progress(session), session.calls)
         self._running[number] = running
         self._add(running, arrived, number, 0, 0)
 

@@ -41,8 +41,11 @@ def bounds(
 ) -> Bounds:
     """On so many instances. All start ``together`` or not: only then does the fluid device bound
     percentiles. The first ``warmup`` sessions count in the whole run alone."""
-    alone = [_alone(session, costs, chunk, gap_cap) for session in sessions]
-    work = [_work(session, costs, chunk, max_running) / instances for session in sessions]
+    alone, work = [], []
+    for session in sessions:
+        again = _again(session)
+        alone.append(_alone(session, again, costs, chunk, gap_cap))
+        work.append(_work(session, again, costs, chunk, max_running) / instances)
     counted, ranked = sorted(alone[warmup:]), sorted(work[warmup:])
     total = math.fsum(work)
 
@@ -93,11 +96,15 @@ def _again(session: Session) -> frozenset[int]:
 
 
 def _alone(
-    session: Session, costs: Mapping[str, EngineCosts], chunk: int, gap_cap: float | None
+    session: Session,
+    again: frozenset[int],
+    costs: Mapping[str, EngineCosts],
+    chunk: int,
+    gap_cap: float | None,
 ) -> float:
     """Seconds from the first call's due time to the last end, with calls of several branches
     side by side at no cost to each other."""
-    again, numbers = _again(session), {b.name: i for i, b in enumerate(session.branches)}
+    numbers = {b.name: i for i, b in enumerate(session.branches)}
     ends: dict[Place, float] = {}
     for number, index in causal_order(session):
         call, model = session.branches[number].calls[index], costs[_model(session, number)]
@@ -113,10 +120,14 @@ def _gap(call: Call, cap: float | None) -> float:
 
 
 def _work(
-    session: Session, costs: Mapping[str, EngineCosts], chunk: int, max_running: int
+    session: Session,
+    again: frozenset[int],
+    costs: Mapping[str, EngineCosts],
+    chunk: int,
+    max_running: int,
 ) -> float:
     """Seconds of device time that the session takes in full batches."""
-    total, again = 0.0, _again(session)
+    total = 0.0
     for number, branch in enumerate(session.branches):
         model = costs[_model(session, number)]
         estimate = model.estimate()

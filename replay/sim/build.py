@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+from msgspec.structs import replace
 
 from alipes.gateway.routing.decision import RouterSettings
 from alipes.gateway.routing.router import Router
@@ -44,7 +45,7 @@ MAX_WAITING: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """What a cluster is made of."""
+    """What a cluster is made of; the hardware is ``sized`` for the setup."""
 
     hardware: Hardware
     setup: Setup
@@ -65,6 +66,16 @@ class Fleet:
         """Every instance by name, with what it serves."""
         numbers = itertools.count()
         return [(f"i{next(numbers)}", spec) for spec in self.instances for _ in range(spec.count)]
+
+
+def sized(hardware: Hardware, setup: Setup) -> Hardware:
+    """With the block, chunk and batch sizes that the setup has of its own."""
+    return replace(
+        hardware,
+        block_tokens=setup.block_tokens or hardware.block_tokens,
+        prefill_chunk=setup.prefill_chunk or hardware.prefill_chunk,
+        max_running=setup.max_running or hardware.max_running,
+    )
 
 
 def build(fleet: Fleet, sessions: Sequence[Session], load: Load, seed: int, warmup: int) -> Cluster:
@@ -161,8 +172,8 @@ def _settings(fleet: Fleet, name: str, spec: InstanceSpec) -> InstanceSettings:
         device_bytes=int(hardware.device_bytes.value),
         host_bytes=setup.host_bytes or int(hardware.host_bytes.value),
         block_tokens=hardware.block_tokens,
-        prefill_chunk=setup.prefill_chunk or hardware.prefill_chunk,
-        max_running=setup.max_running or hardware.max_running,
+        prefill_chunk=hardware.prefill_chunk,
+        max_running=hardware.max_running,
         max_waiting=MAX_WAITING,
         allow_forced_tokens=True,
         switch_share=setup.switch_share,

@@ -60,7 +60,6 @@ class SimulatedInstance:
         self._copier = Copier()
         self._stretch: Stretch | None = None
         self._work: Switch | Restore | Run | None = None
-        self._rows: list[tuple[bytes, int, int, int | None]] = []
         self._switch: SwitchRecord | None = None
         self._saving = 0
         self._begin = 0
@@ -76,7 +75,7 @@ class SimulatedInstance:
             busy = now - self._begin if self._work is not None else 0
             switching = busy if isinstance(self._work, Switch) else 0
             restoring = busy if isinstance(self._work, Restore) else 0
-            self.timeline.sent(message.call_id, now, switching, restoring)
+            self.timeline.sent(message.call_id, switching, restoring)
         self._inbox.append(message)
         if self._stretch is not None:
             self._cut(now)
@@ -169,9 +168,7 @@ class SimulatedInstance:
     def _run(self, run: Run, now: int) -> None:
         for started in run.started:
             times = self.timeline.calls[started.call_id]
-            times.started, times.phase = now, started.phase
-            times.cached_tokens = started.cached_tokens
-            times.restored_tokens = started.restored_tokens
+            times.phase = started.phase
             times.cold = started.cached_tokens == 0
             self._emit(self.name, started)
         if run.phase in phases.DECODE:

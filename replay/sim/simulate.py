@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from alipes.gateway.strict import FieldError
 from alipes.replay.runs import Run, RunInfo
 from alipes.replay.sim.bounds import Bounds, bounds
-from alipes.replay.sim.build import Fleet, build
+from alipes.replay.sim.build import Fleet, build, sized
 from alipes.replay.sim.cluster import Cluster
 from alipes.replay.sim.collecting import collecting_rarely
 from alipes.replay.sim.costs import engine_costs
@@ -106,7 +106,7 @@ def _synthesised(spec: TraceSpec, folder: Path) -> Trace:
 def simulate(scenario: Scenario, hardware: Hardware, sessions: Workload, case: Case) -> Run:
     """Run one case to its end. Raises ``HardwareError``, ``SessionError`` and, for what cannot be,
     ``SimulationError``."""
-    hardware = _sized(hardware, case)
+    hardware = sized(hardware, case.setup)
     fleet = Fleet(hardware, case.setup, scenario.instances)
     cluster = build(fleet, sessions.sessions, case.pacing, scenario.seed, scenario.warmup)
     with collecting_rarely():
@@ -121,16 +121,6 @@ def simulate(scenario: Scenario, hardware: Hardware, sessions: Workload, case: C
         switches=tuple(one for timeline in timelines for one in timeline.switches),
         rounds=tuple(one for timeline in timelines for one in timeline.rounds),
         memory=tuple(one for timeline in timelines for one in timeline.memory),
-    )
-
-
-def _sized(hardware: Hardware, case: Case) -> Hardware:
-    setup = case.setup
-    return replace(
-        hardware,
-        block_tokens=setup.block_tokens or hardware.block_tokens,
-        prefill_chunk=setup.prefill_chunk or hardware.prefill_chunk,
-        max_running=setup.max_running or hardware.max_running,
     )
 
 

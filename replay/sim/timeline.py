@@ -23,13 +23,9 @@ class CallTimes:
     """One call at an instance, in ns: what had been spent when it was sent there, and what its own
     work took since."""
 
-    sent: int
     switch_before: int
     restore_before: int
-    started: int | None = None
     first_token: int | None = None
-    cached_tokens: int = 0
-    restored_tokens: int = 0
     phase: str = ""
     cold: bool = False
     decode: int = 0
@@ -54,10 +50,9 @@ class Timeline:
     def add(self, activity: Activity, duration: int) -> None:
         self.spent[activity] += duration
 
-    def sent(self, call_id: bytes, now: int, switching: int, restoring: int) -> None:
+    def sent(self, call_id: bytes, switching: int, restoring: int) -> None:
         """A call arrives while a switch or restore may have been going on for so long."""
         self.calls[call_id] = CallTimes(
-            now,
             self.spent[Activity.SWITCH] + switching,
             self.spent[Activity.RESTORE] + restoring,
         )

@@ -174,7 +174,6 @@ def test_an_arrival_beyond_the_admission_limit_waits_and_its_delay_shows() -> No
     loop.ended(first, True, 3 * SECOND)
     assert loop.next_wakeup() == 3 * SECOND
     assert loop.due(3 * SECOND)[0].intended == SECOND
-    assert loop.arrived(1) == SECOND
 
 
 def test_what_goes_on_after_a_time_keeps_its_arrivals_and_leaves_out_what_is_done() -> None:
