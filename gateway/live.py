@@ -13,7 +13,7 @@ from alipes.gateway.routing.decision import CallShape, Reject, RejectKind
 from alipes.gateway.routing.identity import Claim
 from alipes.gateway.routing.sessions import SessionCall
 from alipes.gateway.telemetry.recording import RecordedCall
-from alipes.instance.contract import BLOCK_TOKENS, Failed, FailureClass, Submit, chain_root
+from alipes.instance.contract import Failed, FailureClass, Submit, chain_root
 
 
 class Stage(Enum):
@@ -85,7 +85,7 @@ class LiveCall:
     def recorded(self, kv_format: str, now: int) -> RecordedCall:
         """The call as a recording holds it, at its end."""
         request, session = self.request, self.session
-        first = -(-session.kept_tokens // BLOCK_TOKENS)
+        first = -(-session.kept_tokens // session.path.block_tokens)
         return RecordedCall(
             tenant=request.tenant,
             model=request.model,
