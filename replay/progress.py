@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 
 from alipes.replay.traces.form import Session, Wait
-
-Place = tuple[int, int]
-"""Number of a branch in its session, index of a call in that branch."""
+from alipes.replay.traces.order import Place
 
 
 class SessionError(ValueError):

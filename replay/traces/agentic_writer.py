@@ -15,12 +15,14 @@ from pathlib import Path
 import msgspec
 
 from alipes.replay.traces.agentic import Row
-from alipes.replay.traces.check import check, dependencies
+from alipes.replay.traces.check import check
 from alipes.replay.traces.form import Branch, Call, Session, Span, Trace, Wait, reply_stream
 from alipes.replay.traces.hash_ids import BLOCK
+from alipes.replay.traces.order import dependencies
 from alipes.replay.traces.spans import blocks, cut, one
 
-Place = tuple[str, int]
+_Named = tuple[str, int]
+"""A branch by its name, and the index of a call in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +59,16 @@ class _SessionRows:
             for number, branch in enumerate(session.branches)
             for index in range(len(branch.calls))
         }
-        self._spawned: dict[Place, list[str]] = {}
+        self._spawned: dict[_Named, list[str]] = {}
         for branch in session.branches[1:]:
             children = self._spawned.setdefault((branch.parent, branch.spawned_by), [])
             children.append(self._requests[branch.name, 0])
-        self._after: dict[Place, _Context] = {}
+        self._after: dict[_Named, _Context] = {}
 
     def rows(self) -> Iterator[Row]:
         """Each after those that it waits for."""
-        for name, index in dependencies(self._session).static_order():
-            yield self._row(self._branches[name], index)
+        for number, index in dependencies(self._session).static_order():
+            yield self._row(self._session.branches[number], index)
 
     def _row(self, branch: Branch, index: int) -> Row:
         call = branch.calls[index]
@@ -92,11 +94,11 @@ class _SessionRows:
             prefix_reset=root or not self._goes_on(call, before),
         )
 
-    def _goes_on(self, call: Call, before: Place) -> bool:
+    def _goes_on(self, call: Call, before: _Named) -> bool:
         last = self._branches[before[0]].calls[before[1]]
         return call.kept == last.prompt + last.output
 
-    def _hash_ids(self, name: str, index: int, call: Call, before: Place) -> list[int]:
+    def _hash_ids(self, name: str, index: int, call: Call, before: _Named) -> list[int]:
         context = self._after.get(before, NOTHING)
         size = self._size
         same = min(call.kept // size, len(context.full))
@@ -116,7 +118,7 @@ class _SessionRows:
         self._forget(before, name, index)
         return hash_ids
 
-    def _forget(self, before: Place, name: str, index: int) -> None:
+    def _forget(self, before: _Named, name: str, index: int) -> None:
         """Contexts that no later row begins with are dropped."""
         if before[0] == name and index and before not in self._spawned:
             self._after.pop(before, None)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from graphlib import CycleError, TopologicalSorter
+from graphlib import CycleError
 from pathlib import Path
 from typing import Final
 
 from alipes.replay.traces.form import Branch, Call, Session, Trace, Wait
 from alipes.replay.traces.model import TraceError
+from alipes.replay.traces.order import dependencies
 
 REMEDY: Final = "correct it where it was recorded or made"
 STREAMS: Final = 2**63
@@ -129,20 +130,6 @@ def _stuck(session: Session) -> str:
     try:
         dependencies(session).prepare()
     except CycleError as error:
-        return ", ".join(sorted({repr(name) for name, _ in error.args[1]}))
+        names = {repr(session.branches[number].name) for number, _ in error.args[1]}
+        return ", ".join(sorted(names))
     return ""
-
-
-def dependencies(session: Session) -> TopologicalSorter[tuple[str, int]]:
-    """Every call of a session, as (branch, index), with those that end before it begins."""
-    order: TopologicalSorter[tuple[str, int]] = TopologicalSorter()
-    last = {branch.name: len(branch.calls) - 1 for branch in session.branches}
-    for branch in session.branches:
-        for index, call in enumerate(branch.calls):
-            place = (branch.name, index)
-            order.add(place, *((name, last[name]) for name in call.joins))
-            if index:
-                order.add(place, (branch.name, index - 1))
-            elif branch.parent:
-                order.add(place, (branch.parent, branch.spawned_by))
-    return order

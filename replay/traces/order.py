@@ -6,38 +6,45 @@ from graphlib import CycleError, TopologicalSorter
 
 from alipes.replay.traces.form import Session, Wait
 
-Place = tuple[int, int]  # a branch's number in its session, and a call's in its branch
+Place = tuple[int, int]
+"""Number of a branch in its session, index of a call in that branch."""
+
+
+def dependencies(session: Session) -> TopologicalSorter[Place]:
+    """Every call of a session with those that end before it begins."""
+    numbers = {branch.name: number for number, branch in enumerate(session.branches)}
+    order: TopologicalSorter[Place] = TopologicalSorter()
+    for number, branch in enumerate(session.branches):
+        for index in range(len(branch.calls)):
+            order.add((number, index), *waits_for(session, numbers, number, index))
+    return order
 
 
 def steps(session: Session) -> dict[Place, int]:
     """When each call runs if every call takes one step and gaps none: a call right after what it
     waits for, the main branch's first at step 0. Raises ValueError if a call waits for ever."""
-    numbers = {branch.name: i for i, branch in enumerate(session.branches)}
-    before = {
-        (number, index): waits_for(session, numbers, number, index)
-        for number, branch in enumerate(session.branches)
-        for index in range(len(branch.calls))
-    }
+    numbers = {branch.name: number for number, branch in enumerate(session.branches)}
     at: dict[Place, int] = {}
     try:
-        for place in TopologicalSorter(before).static_order():
-            at[place] = max((at[one] + 1 for one in before[place]), default=0)
+        for place in dependencies(session).static_order():
+            before = waits_for(session, numbers, *place)
+            at[place] = max((at[one] + 1 for one in before), default=0)
     except CycleError:
         raise ValueError(f"session {session.id}: its calls wait for each other for ever") from None
     return at
 
 
-def waits_for(session: Session, numbers: dict[str, int], number: int, index: int) -> set[Place]:
+def waits_for(session: Session, numbers: dict[str, int], number: int, index: int) -> list[Place]:
     """The calls that end before a call can begin; ``numbers`` are those of the branches."""
     branch = session.branches[number]
-    before = set()
+    before = []
     if index:
-        before.add((number, index - 1))
+        before.append((number, index - 1))
     elif branch.parent:
-        before.add((numbers[branch.parent], branch.spawned_by))
+        before.append((numbers[branch.parent], branch.spawned_by))
     if branch.calls[index].wait is Wait.BRANCH:
-        for name in branch.calls[index].joins:
-            before.add((numbers[name], len(session.branches[numbers[name]].calls) - 1))
+        joined = (numbers[name] for name in branch.calls[index].joins)
+        before += [(other, len(session.branches[other].calls) - 1) for other in joined]
     return before
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from alipes.replay.traces.check import check, dependencies
+from alipes.replay.traces.check import check
 from alipes.replay.traces.form import Branch, Call, Session, Span, Trace, Turn, Wait
 from alipes.replay.traces.model import Message, TraceError
 
@@ -88,7 +88,3 @@ def test_faults_of_sessions() -> None:
     assert "has no id" in refused(replace(GOOD, id=""))
     for start in (-1.0, float("inf")):
         assert "is not a time" in refused(replace(GOOD, start=start))
-
-
-def test_calls_come_after_what_they_wait_for() -> None:
-    assert list(dependencies(GOOD).static_order()) == [("main", 0), ("sub", 0), ("main", 1)]

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from alipes.replay.traces.form import MAIN, Branch, Call, Session, Wait
-from alipes.replay.traces.order import active_branches, causal_order, steps
+from alipes.replay.traces.order import active_branches, causal_order, dependencies, steps
 
 CALL = Call(1, 1)
 
@@ -22,6 +22,11 @@ def test_a_call_runs_right_after_what_it_waits_for() -> None:
     assert steps(session) == {(0, 0): 0, (0, 1): 1, (1, 0): 1, (2, 0): 2, (1, 1): 3, (0, 2): 4}
     assert causal_order(session)[-1] == (0, 2)
     assert active_branches(session) == (3, 5 + 3 + 1, 5)
+
+
+def test_calls_come_after_what_they_wait_for() -> None:
+    session = Session("s", (Branch(MAIN, (CALL, joining("a"))), sub("a", MAIN)))
+    assert list(dependencies(session).static_order()) == [(0, 0), (1, 0), (0, 1)]
 
 
 def test_calls_that_wait_for_each_other_are_told() -> None:
