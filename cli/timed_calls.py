@@ -24,7 +24,8 @@ from alipes.replay.records import CallRecord
 from alipes.replay.runner import Replay
 from alipes.replay.tokens import TokenPrompts, vocabulary
 from alipes.replay.traces.content import Content, Vocabulary
-from alipes.replay.traces.form import MAIN, Branch, Call, Session, Span, stream_id
+from alipes.replay.traces.form import Session
+from alipes.replay.traces.synth.branches import BranchBuilder
 
 Step = tuple[int, int]
 """Tokens that a call adds to the context, and tokens that it draws."""
@@ -102,13 +103,10 @@ def _part(whole: float, part: float) -> int:
 
 def _session(name: str, model: str, steps: Sequence[Step]) -> Session:
     """Every call goes on from the one before."""
-    calls: list[Call] = []
-    kept = 0
-    for number, (added, output) in enumerate(steps):
-        spans = (Span(stream_id("timed", number, local=True), 0, added),)
-        calls.append(Call(kept + added, output, kept, spans, GAP))
-        kept += added + output
-    return Session(name, (Branch(MAIN, tuple(calls)),), model=model)
+    branch = BranchBuilder()
+    for added, output in steps:
+        branch.append(added, output, GAP)
+    return Session(name, (branch.branch(),), model=model)
 
 
 def time_calls(stack: Stack, settings: InstanceSettings) -> tuple[float, ...]:

@@ -20,7 +20,8 @@ BOUNDS: Final = {"bound_p50": "sct_p50", "bound_p95": "sct_p95", "bound_seconds"
 
 class Row(msgspec.Struct, frozen=True):
     """One run: every measure that it has; what a paper prints, by the same names; unless calls
-    failed the least that any scheduler needs; where a mean session's seconds went (``Parts``)."""
+    failed the least that any scheduler needs; where a mean session's seconds went (``Parts``), if
+    its calls say so."""
 
     case: str
     calls: int
@@ -78,6 +79,7 @@ def row_of(run: Run) -> Row:
     """Raises ValueError for a run of which no call counts."""
     group = group_runs([run])[0]
     counters = run.info.counters
+    told = [session for session in group.whole if session.parts is not None]
     return Row(
         case=run.folder,
         calls=len(run.counted),
@@ -85,7 +87,7 @@ def row_of(run: Run) -> Row:
         measures=measure(group),
         published=run.info.published,
         bounds={} if group.failed else {n: counters[k] for k, n in BOUNDS.items() if k in counters},
-        parts=mean_parts(group.whole) if group.whole else {},
+        parts=mean_parts(told) if told else {},
     )
 
 

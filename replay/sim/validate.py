@@ -14,13 +14,12 @@ from typing import Final
 
 import numpy as np
 
-from alipes.replay.reports.groups import group_runs
-from alipes.replay.reports.measures import measure
 from alipes.replay.reports.sessions import planned_calls, session_results
 from alipes.replay.runs import Run
-from alipes.replay.sim.outcome import Claim, Row
+from alipes.replay.sim.outcome import Claim, Row, row_of
 from alipes.replay.stats import nearest_rank
-from alipes.replay.traces.form import MAIN, Branch, Call, Session, Span, Wait, stream_id
+from alipes.replay.traces.form import Session
+from alipes.replay.traces.synth.branches import BranchBuilder
 from alipes.replay.traces.synth.distributions import generator
 from alipes.replay.traces.synth.talaria import GAP
 
@@ -88,16 +87,12 @@ def small_trace(shapes: Mapping[str, Shape], seed: int) -> tuple[Session, ...]:
 def _session(name: str, model: str, shape: Shape, seed: int) -> Session:
     rng = generator(seed, name)
     gaps = np.minimum(GAP.draw(rng, shape.calls), GAP_CAP)
-    calls: list[Call] = []
-    kept = 0
+    branch = BranchBuilder()
     for number, gap in enumerate(gaps.tolist()):
         added = int(rng.integers(*(shape.added if number else shape.first), endpoint=True))
         output = int(rng.integers(*shape.output, endpoint=True))
-        spans = (Span(stream_id("new", number, local=True), 0, added),)
-        wait = Wait.TOOL if number else Wait.START
-        calls.append(Call(kept + added, output, kept, spans, round(gap, 3), wait))
-        kept += added + output
-    return Session(name, (Branch(MAIN, tuple(calls)),), model=model)
+        branch.append(added, output, round(gap, 3))
+    return Session(name, (branch.branch(),), model=model)
 
 
 def sct(run: Run) -> dict[str, float]:
@@ -114,26 +109,13 @@ def rows(compared: Mapping[str, Comparison]) -> tuple[Row, ...]:
     """Every live run and the simulated one, the latter with its errors."""
     found: list[Row] = []
     for comparison in compared.values():
-        found += map(_row, comparison.live)
-        row = _row(comparison.simulated)
+        found += map(row_of, comparison.live)
+        row = row_of(comparison.simulated)
         errors = comparison.errors()
         row.measures["error_p50"] = nearest_rank(errors, 50) or 0.0
         row.measures["error_p90"] = nearest_rank(errors, 90) or 0.0
         found.append(row)
     return tuple(found)
-
-
-def _row(run: Run) -> Row:
-    (group,) = group_runs([run])
-    return Row(
-        case=run.folder,
-        calls=len(run.counted),
-        failed=group.failed,
-        measures=measure(group),
-        published={},
-        bounds={},
-        parts={},
-    )
 
 
 def claims(compared: Mapping[str, Comparison]) -> tuple[Claim, ...]:

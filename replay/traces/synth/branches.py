@@ -36,6 +36,13 @@ class BranchBuilder:
         last = self._calls[-1]
         self._add(last.prompt + last.output, added, output, gap, wait, joins)
 
+    def append(self, new: int, output: int, gap: float) -> None:
+        """A call with ``new`` tokens of its own after the whole context, if there is one."""
+        if self._calls:
+            self.extend((self.local(new),), output, gap)
+        else:
+            self.begin((self.local(new),), output, gap)
+
     def rewrite(self, kept: int, new: int, output: int, gap: float) -> None:
         """A call that holds the first ``kept`` tokens of the context and then something else."""
         self._add(kept, (self.local(new),), output, gap, Wait.TOOL, ())
