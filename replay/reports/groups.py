@@ -153,15 +153,14 @@ def _unleased(kind: str, pairs: tuple[tuple[str, str], ...]) -> str:
 
 
 def _name(key: _Key, varied: Mapping[tuple[str, str], set[str]]) -> str:
-    """The configuration, where there are several, and the settings that tell its runs apart."""
+    """The configuration and the settings that tell its runs apart."""
     configuration, kind, pairs = key
     words = []
     for name, value in pairs:
         if name == LOAD or name not in varied[configuration, kind]:
             continue
         words.append(f"lease {value} s" if name == LEASE else f"{name} {value}")
-    several = len({name for name, _ in varied}) > 1
-    return ", ".join([configuration, *words] if several or not words else words)
+    return ", ".join([configuration, *words])
 
 
 def _order(key: _Key, keys: Sequence[_Key]) -> tuple[tuple[int, float, str], int, float, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from alipes.replay.tokens import TokenPrompts, prompt_spans
+from alipes.replay.tokens import TokenPrompts, prompt_spans, vocabulary
 from alipes.replay.traces.content import Content, TokenIds, Vocabulary, contexts
 from alipes.replay.traces.form import MAIN, Branch, Call, Session, Span
 
@@ -35,3 +35,17 @@ def test_sub_agents_may_have_sub_agents_without_end() -> None:
     deep = tuple(sub(f"{n + 1}", f"{n}" if n else MAIN, 1) for n in range(2_000))
     session = Session("s", (Branch(MAIN, (FIRST,)), *deep))
     assert prompt_spans(session, 2_000, 0) == [Span(1, 0, 1), Span(-2, 0, 3)]
+
+
+def test_another_vocabulary_finds_no_cache_of_the_same_trace() -> None:
+    """The remedy for caches that an earlier replay has warmed."""
+    session = Session("s", (Branch(MAIN, (Call(4_000, 5, 0, (Span(1, 0, 4_000),)),)),))
+    one, other = (
+        TokenPrompts(session, Content("s", vocabulary(bound))).prompt(0, 0)
+        for bound in (30_000, 29_999)
+    )
+    assert len(one) == len(other)
+    # No block of 16 tokens, wherever it begins, is the same.
+    same = np.convolve(one == other, np.ones(16), "valid")
+    assert same.max() < 16
+    assert (one == other).mean() < 0.01

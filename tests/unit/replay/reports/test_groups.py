@@ -18,7 +18,7 @@ def test_seeds_are_pooled_and_other_settings_are_not(run_maker: Callable[..., Ru
     runs.append(small(run_maker, "a", settings={"slot": "3"}))
     groups = group_runs(runs)
     assert [len(group.runs) for group in groups] == [2, 1]
-    assert [group.label for group in groups] == ["a", "slot 3"]
+    assert [group.label for group in groups] == ["a", "a, slot 3"]
 
 
 def test_configurations_keep_their_order_and_colours_over_loads(
@@ -94,7 +94,7 @@ def test_hardware_that_differs_is_told(run_maker: Callable[..., Run]) -> None:
     run = small(run_maker, "a")
     other = msgspec.structs.replace(run.info, hardware="h200-tp4")
     groups = group_runs([run, msgspec.structs.replace(run, info=other)])
-    assert [group.label for group in groups] == ["hardware b200-tp8", "hardware h200-tp4"]
+    assert [group.label for group in groups] == ["a, hardware b200-tp8", "a, hardware h200-tp4"]
 
 
 def test_failed_and_warmup_calls_are_not_among_the_calls(run_maker: Callable[..., Run]) -> None:
@@ -140,5 +140,5 @@ def test_runs_of_more_sessions_are_not_pooled_with_those_of_fewer(
         info = msgspec.structs.replace(run.info, planned=planned)
         runs.append(msgspec.structs.replace(run, info=info))
     groups = group_runs(runs)
-    assert [group.label for group in groups] == ["sessions 1", "sessions 2"]
+    assert [group.label for group in groups] == ["a, sessions 1", "a, sessions 2"]
     assert [len(group.runs) for group in groups] == [1, 1]

@@ -115,8 +115,8 @@ def test_a_lease_sweep_is_compared_with_its_first(run_maker: Callable[..., Run])
     runs = [run_maker(sessions=2, settings={"lease_seconds": tau}) for tau in ("1", "0", "5")]
     (only,) = build_report(runs).sections
     assert [(row["configuration"], row["baseline"]) for row in table(only, "paired")] == [
-        ("lease 1 s", "lease 0 s"),
-        ("lease 5 s", "lease 0 s"),
+        ("all-on, lease 1 s", "all-on, lease 0 s"),
+        ("all-on, lease 5 s", "all-on, lease 0 s"),
     ]
 
 
