@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from pathlib import Path
 from typing import Annotated
@@ -47,6 +48,9 @@ def simulate(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Write environment, rows and claims here")
     ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Configurations to run at once; one for each core")
+    ] = None,
     validating: Annotated[
         bool,
         typer.Option(
@@ -58,7 +62,7 @@ def simulate(
     if validating:
         from alipes.cli.validate import validate
 
-        _only_validating(file, only, seed, sensitivity)
+        _only_validating(file, only, seed, sensitivity, jobs)
         validate(quick, json_file, out)
         return
     if file is None:
@@ -68,6 +72,7 @@ def simulate(
         scenario = load_scenario(file)
         names = [name.strip() for name in only.split(",") if name.strip()]
         study = prepare(scenario, file.parent, names, seed, QUICK_SESSIONS if quick else None)
+        study.processes = jobs or len(os.sched_getaffinity(0))
         if sensitivity:
             study.check_variants()
         runs, varied = _drive(study, out, sensitivity)
@@ -83,12 +88,15 @@ def simulate(
         raise typer.Exit(FAILURE)
 
 
-def _only_validating(file: Path | None, only: str, seed: int | None, sensitivity: bool) -> None:
+def _only_validating(
+    file: Path | None, only: str, seed: int | None, sensitivity: bool, jobs: int | None
+) -> None:
     given = {
         "SCENARIO": file is not None,
         "--only": only != "",
         "--seed": seed is not None,
         "--sensitivity": sensitivity,
+        "--jobs": jobs is not None,
     }
     for name in (name for name, is_given in given.items() if is_given):
         complain(
@@ -105,10 +113,10 @@ def _drive(
     with progress_bars() as progress:
         bar = progress.add_task("", total=len(study.cases))
 
-        def begun(label: str) -> None:
+        def waiting(label: str) -> None:
             progress.update(bar, description=label)
 
-        for run in study.runs(begun):
+        for run in study.runs(waiting):
             runs.append(run)
             if out is not None:
                 write_run(out / run.folder, run)
@@ -117,7 +125,9 @@ def _drive(
             return runs, ()
         progress.update(bar, total=None)
         rows = [row_of(run) for run in runs]
-        return runs, tuple(varied_row(variant, run, rows) for variant, run in study.variants(begun))
+        return runs, tuple(
+            varied_row(variant, run, rows) for variant, run in study.variants(waiting)
+        )
 
 
 def _environment(study: Study, quick: bool) -> dict[str, str]:

@@ -64,8 +64,10 @@ def show(study: Study, found: Outcome) -> None:
 def _show_calls(study: Study, found: Outcome) -> None:
     calls = sum(row.calls for row in found.rows)
     failed = {row.case: row.failed for row in found.rows if row.failed}
-    wall = sum(study.seconds.get(row.case, 0.0) for row in found.rows)
-    say(f"{calls:,} calls in {len(found.rows)} runs, simulated in {wall:.1f} s")
+    each = sum(study.seconds.values()) / calls if calls else 0.0
+    took = f"{study.elapsed:.1f} s, {study.elapsed / max(calls, 1) * 1e3:.2f} ms a call"
+    alone = f", {each * 1e3:.2f} of one process" if study.processes > 1 else ""
+    say(f"{calls:,} calls in {len(found.rows)} runs, simulated in {took}{alone}")
     for case, count in failed.items():
         say(f"FAILED: {count} calls of {case}")
 

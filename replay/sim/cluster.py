@@ -6,7 +6,8 @@ Router, session table, pacing and schedulers are the live classes. Messages take
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
@@ -38,7 +39,7 @@ LEVELS: Final = ("live_calls", "leases_live")
 
 
 class Cluster:
-    """Runs sessions to their end. ``models`` says which each session uses."""
+    """Runs sessions to their end."""
 
     def __init__(
         self,
@@ -72,9 +73,10 @@ class Cluster:
     def start(self, hellos: Mapping[str, tuple[SimulatedInstance, Hello]]) -> None:
         """All instances connect and tell their state."""
         self._instances = {name: instance for name, (instance, _) in hellos.items()}
-        gateway = _Gateway(self)
+        gateway = _Part(self._wakeup_of_gateway, self._retry)
+        clients = _Part(self._pacing.next_wakeup, self._send_due)
         actors = [(Rank.INSTANCE, instance) for instance in self._instances.values()]
-        self.clock = Clock([*actors, (Rank.GATEWAY, gateway), (Rank.CLIENT, _Clients(self))])
+        self.clock = Clock([*actors, (Rank.GATEWAY, gateway), (Rank.CLIENT, clients)])
         self._numbers = {name: place for place, name in enumerate(self._instances)}
         for name, (instance, hello) in hellos.items():
             self.router.connected(hello, 0)
@@ -141,10 +143,7 @@ class Cluster:
 
     # --- clients ---------------------------------------------------------------------------------
 
-    def wakeup_of_clients(self) -> int | None:
-        return self._pacing.next_wakeup()
-
-    def send_due(self, now: int) -> None:
+    def _send_due(self, now: int) -> None:
         for send in self._pacing.due(now):
             self._send(send, now)
         self._stir()
@@ -187,7 +186,7 @@ class Cluster:
 
     # --- the gateway -----------------------------------------------------------------------------
 
-    def wakeup_of_gateway(self) -> int | None:
+    def _wakeup_of_gateway(self) -> int | None:
         """After anything that may let a queued call go, and to hear of states while one waits."""
         now = self.clock.now
         if not self._queued:
@@ -196,7 +195,7 @@ class Cluster:
         due = self.router.next_wakeup(now)
         return max(now, wakeup if due is None else min(wakeup, due))
 
-    def retry(self, now: int) -> None:
+    def _retry(self, now: int) -> None:
         """Queued calls that can go, go."""
         self._stirred, self._looked = False, now
         for model in dict.fromkeys(self._live[call_id].model for call_id in self._queued):
@@ -306,32 +305,16 @@ class Cluster:
         self.clock.moved(count + 1)
 
 
-class _Gateway:
-    """The router's own wake-ups."""
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What of the cluster acts by itself: the gateway, or all clients."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-
-    @property
-    def wakeup(self) -> int | None:
-        return self._cluster.wakeup_of_gateway()
-
-    def act(self, now: int) -> None:
-        self._cluster.retry(now)
-
-
-class _Clients:
-    """Calls that become due."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    due: Callable[[], int | None]
+    act: Callable[[int], None]
 
     @property
     def wakeup(self) -> int | None:
-        return self._cluster.wakeup_of_clients()
-
-    def act(self, now: int) -> None:
-        self._cluster.send_due(now)
+        return self.due()
 
 
 def _claim(session: Session, branch: Branch, last: bool) -> Claim:

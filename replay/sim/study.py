@@ -1,4 +1,4 @@
-"""All cases of a scenario, one after another."""
+"""All cases of a scenario."""
 
 from __future__ import annotations
 
@@ -14,42 +14,53 @@ from alipes.replay.runs import Run
 from alipes.replay.sim.hardware import Hardware, load_hardware, profiles
 from alipes.replay.sim.scenario import Case, Scenario, cases
 from alipes.replay.sim.sensitivity import Variant, variants
-from alipes.replay.sim.simulate import Workload, simulate, workload
+from alipes.replay.sim.simulate import Workload, workload
+from alipes.replay.sim.workers import Job, run_all
 from alipes.replay.traces.form import Session
 
 
 @dataclass(slots=True)
 class Study:
-    """``of`` is how many sessions there are, of which the workload may have some. ``seconds`` has
-    the wall time of every case so far, those of variants left out."""
+    """``of`` is how many sessions there are, of which the workload may have some. ``processes``
+    run cases side by side. ``seconds`` has the wall time of every case so far, those of variants
+    left out, and ``elapsed`` is that of all together."""
 
     scenario: Scenario
     hardware: Hardware
     workload: Workload
     cases: tuple[Case, ...]
     of: int
+    processes: int = 1
     seconds: dict[str, float] = field(default_factory=dict)
+    elapsed: float = 0.0
 
     @property
     def whole(self) -> bool:
         """Whether all sessions run; claims and published numbers are of all."""
         return len(self.workload.sessions) == self.of
 
-    def runs(self, begun: Callable[[str], None]) -> Iterator[Run]:
-        """Every case; ``begun`` gets its label before it runs."""
-        for case in self.cases:
-            begun(case.label)
-            begin = perf_counter()
-            run = simulate(self.scenario, self.hardware, self.workload, case)
-            self.seconds[case.label] = perf_counter() - begin
-            yield run
+    def runs(self, waiting: Callable[[str], None]) -> Iterator[Run]:
+        """Every case; ``waiting`` gets the label of the one that comes next."""
+        jobs = [self._job(case, case.label, self.hardware) for case in self.cases]
+        begin = perf_counter()
+        for case, done in zip(self.cases, run_all(jobs, self.processes, waiting), strict=True):
+            self.seconds[case.label] = done.seconds
+            self.elapsed = perf_counter() - begin
+            yield done.run
 
-    def variants(self, begun: Callable[[str], None]) -> Iterator[tuple[Variant, Run]]:
+    def variants(self, waiting: Callable[[str], None]) -> Iterator[tuple[Variant, Run]]:
         """The varied cases under every variant of the hardware's numbers."""
-        for variant, hardware in variants(self.hardware, self._models):
-            for case in self.varied:
-                begun(f"{case.label}, {variant.label}")
-                yield variant, simulate(self.scenario, hardware, self.workload, case)
+        varied = [
+            (variant, self._job(case, f"{case.label}, {variant.label}", hardware))
+            for variant, hardware in variants(self.hardware, self._models)
+            for case in self.varied
+        ]
+        jobs = [job for _, job in varied]
+        for (variant, _), done in zip(varied, run_all(jobs, self.processes, waiting), strict=True):
+            yield variant, done.run
+
+    def _job(self, case: Case, label: str, hardware: Hardware) -> Job:
+        return Job(label, self.scenario, hardware, self.workload, case)
 
     @property
     def varied(self) -> list[Case]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from alipes.gateway.strict import FieldError
 from alipes.replay.runs import read_run, write_run
+from alipes.replay.sim.hardware import HardwareError
 from alipes.replay.sim.outcome import best, outcome
 from alipes.replay.sim.scenario import Scenario, load_scenario
 from alipes.replay.sim.study import Study, prepare, spread
@@ -90,6 +92,23 @@ def test_the_same_seed_gives_the_same_bytes(study: Study) -> None:
         [msgspec.json.encode(run) for run in study.runs(lambda label: None)] for _ in range(2)
     )
     assert first == second
+
+
+def test_cases_side_by_side_give_the_same_bytes(study: Study) -> None:
+    labels: list[str] = []
+    alone = [msgspec.json.encode(run) for run in study.runs(labels.append)]
+    study.processes = 2
+    assert [msgspec.json.encode(run) for run in study.runs(labels.append)] == alone
+    assert labels == ["full", "bare", "bare-longer"] * 2
+
+
+def test_a_fault_of_one_of_several_cases_is_raised(study: Study) -> None:
+    study.processes = 2
+    costs = {name: one for name, one in study.hardware.models.items() if "qwen3-32b" not in name}
+    study.hardware = msgspec.structs.replace(study.hardware, models=costs)
+    with pytest.raises(HardwareError, match="qwen3-32b"):
+        list(study.runs(lambda label: None))
+    assert multiprocessing.active_children() == []
 
 
 def test_a_variant_of_the_hardware_changes_the_outcome(study: Study, tmp_path: Path) -> None:
