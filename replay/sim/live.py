@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Final
 
@@ -158,7 +159,8 @@ class LiveCall:
             expected_tokens=self.call.output,
             instance=self.instance,
             placement=self.placement,
-            branch=self.branch.name,
+            # Encoded without the default itself, but with a text that is equal to it.
+            branch=sys.intern(self.branch.name),
             returning=self.returning,
             warmup=self.warmup,
         )

@@ -10,6 +10,8 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from time import perf_counter
 
+import msgspec
+
 from alipes.replay.runs import Run
 from alipes.replay.sim.clock import SimulationError
 from alipes.replay.sim.hardware import Hardware
@@ -50,11 +52,12 @@ def run_all(jobs: Sequence[Job], processes: int, waiting: Callable[[str], None])
     context = multiprocessing.get_context("spawn")
     executor = ProcessPoolExecutor(count, context, _leave_interrupts)
     try:
-        futures = [executor.submit(_do, job) for job in jobs]
+        futures = [executor.submit(_do_apart, job) for job in jobs]
         for job, future in zip(jobs, futures, strict=True):
             waiting(job.label)
             try:
-                yield future.result()
+                encoded, seconds = future.result()
+                yield Done(msgspec.msgpack.decode(encoded, type=Run), seconds)
             except BrokenProcessPool as error:
                 problem = "a process of the simulation died, perhaps for want of memory; --jobs 1"
                 raise SimulationError(f"{job.label}: {problem} needs least of it") from error
@@ -70,6 +73,13 @@ def _do(job: Job) -> Done:
     begin = perf_counter()
     run = simulate(job.scenario, job.hardware, job.workload, job.case)
     return Done(run, perf_counter() - begin)
+
+
+def _do_apart(job: Job) -> tuple[bytes, float]:
+    """Encoded, as a pickled run would come back with equal values that are not its defaults
+    themselves, and be written to files with other bytes."""
+    done = _do(job)
+    return msgspec.msgpack.encode(done.run), done.seconds
 
 
 def _leave_interrupts() -> None:
