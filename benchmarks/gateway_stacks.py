@@ -15,8 +15,9 @@ from pathlib import Path
 
 import httpx
 import msgspec
-from stack import ENVIRONMENT, end, free_port, stack
+from stack import stack
 
+from alipes.cli.stack import ONE_THREAD, end, free_port
 from alipes.gateway.fleet.launcher import Launcher, LaunchSpec
 from alipes.gateway.fleet.link import Fleet
 from alipes.instance.checkpoints.sources import prepare
@@ -94,7 +95,8 @@ def sglang_router(python: str, backend: int, work: Path) -> Iterator[int]:
     command += ["--prometheus-host", "127.0.0.1", "--prometheus-port", str(free_port())]
     command += ["--policy", "cache_aware"]
     log = (work / "router.log").open("w")
-    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=ENVIRONMENT)
+    environment = os.environ | ONE_THREAD
+    process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
     try:
         _await_health(port, process)
         time.sleep(2.0)  # it finds its workers after it answers

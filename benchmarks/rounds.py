@@ -22,8 +22,9 @@ from typing import Any
 from agents import Shape, sessions
 from common import Claim, arguments, at_least, write_report
 from paired import paired_ratios, session_ratio
-from stack import replay, stack
+from stack import settled, stack
 
+from alipes.cli.stack import play
 from alipes.instance.checkpoints.sources import prepare
 from alipes.instance.contract import RandomWeights
 from alipes.replay.plan import PlannedSession
@@ -182,8 +183,8 @@ def measure(size: Size, plan: Sequence[PlannedSession], work: Path) -> Runs:
 
 def run(configuration: Configuration, plan: Sequence[PlannedSession], work: Path) -> Outcome:
     with stack(work, configuration.cluster()) as serving:
-        done = replay(serving.url, plan)
-        counters = serving.settled()["cold-0"]["counters"]
+        done = play(serving.url, plan)
+        counters = settled(serving)["cold-0"]["counters"]
     summary = done.summary()
     sct = {one.session: one.sct for one in summary.sessions if one.sct is not None}
     return Outcome(tuple(done.records), counters, sct, summary.seconds)

@@ -19,8 +19,9 @@ from agents import Shape, sessions, with_gaps
 from common import Claim, arguments, write_report
 from gateway_stacks import long_context_folder
 from paired import BySession, percentile_ratio, session_ratio
-from stack import replay, stack
+from stack import settled, stack
 
+from alipes.cli.stack import play
 from alipes.instance.contract import Targets
 from alipes.replay.plan import PlannedSession
 from alipes.replay.stats import nearest_rank
@@ -183,8 +184,8 @@ def run(
     script = Path(__file__).with_name("policy_gateway.py")
     command = (sys.executable, "-P", str(script), setting.policy)
     with stack(work, setting.cluster(folder, speed), command) as serving:
-        done = replay(serving.url, plan)
-        admin, shown = serving.admin(), serving.settled()
+        done = play(serving.url, plan)
+        admin, shown = serving.admin(), settled(serving)
     ttft: dict[str, list[float]] = {}
     for record in sorted(done.records, key=lambda record: record.index):
         if record.ttft is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +13,8 @@ from typing import Final
 
 import httpx
 from rich.console import Console
+
+from alipes.cli.stack import end, end_in_order
 
 WORK: Final = Path(".demo")
 PORT: Final = 8000
@@ -33,7 +34,7 @@ class DemoError(Exception):
 
 def main() -> int:
     began = time.monotonic()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    end_in_order()
     try:
         _demo()
     except (DemoError, httpx.HTTPError) as error:
@@ -109,12 +110,7 @@ def _serving(file: Path) -> Iterator[subprocess.Popen[bytes]]:
         try:
             yield process
         finally:
-            process.send_signal(signal.SIGTERM)
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            if not end(process, STOP_SECONDS):
                 console.print(f"The stack did not stop in {STOP_SECONDS} s; killed.", style="red")
 
 

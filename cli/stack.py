@@ -1,7 +1,9 @@
-"""A whole stack for a while: ``alipes serve`` of a cluster, as processes, on a port of its own."""
+"""A whole stack for a while: ``alipes serve`` of a cluster, as processes, on a port of its own, and
+a client that replays sessions on it."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -16,26 +18,36 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final
 
+import httpx
 import msgspec
 
 from alipes.cli.output import CommandError
 from alipes.gateway.config import Cluster
+from alipes.replay.endpoint import Endpoint
+from alipes.replay.pacing import PacingSettings
+from alipes.replay.plan import PlannedSession
+from alipes.replay.runner import Replay
 
 FILE: Final = "alipes.yaml"
 STOP_SECONDS: Final = 20
 POLL_SECONDS: Final = 0.2
 LINE_SECONDS: Final = 5.0
+ONE_THREAD: Final = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
 PYTHON: Final = (sys.executable, "-P", "-m")
-ALIPES: Final = (*PYTHON, "alipes.cli.main")
+SERVE: Final = (*PYTHON, "alipes.cli.main", "serve", "-c")
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
     """``log`` is what the gateway and its instances write; it was ready after ``seconds``."""
 
-    url: str
+    port: int
     log: Path
     seconds: float
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
 
     def calls(self, wanted: Iterable[str]) -> dict[str, dict[str, Any]]:
         """The gateway's lines of these calls by request id; it writes one a moment after its
@@ -52,16 +64,16 @@ class Stack:
 
     def contexts(self) -> dict[str, int]:
         """Tokens that a call of each model may have."""
-        import httpx
-
         shown = httpx.get(f"{self.url}/v1/models", trust_env=False).json()["data"]
         return {one["id"]: one["max_model_len"] for one in shown}
 
+    def admin(self) -> dict[str, Any]:
+        """What the gateway tells of itself and its instances."""
+        return dict(httpx.get(f"{self.url}/admin/instances", trust_env=False).json())
+
     def snapshot(self, instance: str) -> dict[str, Any]:
         """What the instance last told of itself."""
-        import httpx
-
-        shown = httpx.get(f"{self.url}/admin/instances", trust_env=False).json()["instances"]
+        shown = self.admin()["instances"]
         return next(dict(one["snapshot"]) for one in shown if one["name"] == instance)
 
 
@@ -78,18 +90,27 @@ def serving(
     command ``beside`` runs as long as it does: instances that are not local. Raises
     ``CommandError`` when the stack does not start."""
     work.mkdir(mode=0o700)
-    port, log = _free_port(), work / "alipes.log"
+    port = free_port()
     file = write_cluster(cluster, folders, work, port)
+    with started((*SERVE, str(file)), port, work / "alipes.log", beside) as stack:
+        yield stack
+
+
+@contextlib.contextmanager
+def started(
+    command: Sequence[str], port: int, log: Path, beside: Sequence[str] = ()
+) -> Iterator[Stack]:
+    """What ``command`` serves on ``port``. Raises ``CommandError`` when it does not start."""
     begin = time.perf_counter()
-    with contextlib.ExitStack() as running:
-        errors = running.enter_context(log.open("w"))
+    with contextlib.ExitStack() as processes:
+        errors = processes.enter_context(log.open("w"))
         # Entered first, so that it outlives the gateway.
-        others = [running.enter_context(_process(beside, errors))] if beside else []
-        gateway = running.enter_context(_process((*ALIPES, "serve", "-c", str(file)), errors))
+        others = [processes.enter_context(running(beside, errors))] if beside else []
+        gateway = processes.enter_context(running(command, errors))
         if not _ready(gateway, others):
             lines = log.read_text().splitlines() or ["no word"]
             raise CommandError(f"the stack did not start: {lines[-1]}")
-        yield Stack(f"http://127.0.0.1:{port}", log, time.perf_counter() - begin)
+        yield Stack(port, log, time.perf_counter() - begin)
 
 
 def _ready(gateway: subprocess.Popen[str], others: Sequence[subprocess.Popen[str]]) -> bool:
@@ -102,23 +123,51 @@ def _ready(gateway: subprocess.Popen[str], others: Sequence[subprocess.Popen[str
 
 
 @contextlib.contextmanager
-def _process(command: Sequence[str], errors: IO[str]) -> Iterator[subprocess.Popen[str]]:
-    """Ended when the block is left, however it is left."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+def running(command: Sequence[str], errors: IO[Any]) -> Iterator[subprocess.Popen[str]]:
+    """A process that is ended when the block is left, however it is left. It computes with one
+    thread; what it prints is there to be read."""
     process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=errors, env=environment, text=True
+        command, stdout=subprocess.PIPE, stderr=errors, env=os.environ | ONE_THREAD, text=True
     )
     try:
         yield process
     finally:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process)
         assert process.stdout is not None
         process.stdout.close()
+
+
+def end(process: subprocess.Popen[Any], seconds: float = STOP_SECONDS) -> bool:
+    """Let it stop; whether it did in time, for otherwise it is killed."""
+    process.terminate()
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        return False
+    return True
+
+
+def play(url: str, sessions: Sequence[PlannedSession]) -> Replay:
+    """Replay sessions, all from the start. Raises ``CommandError`` when a call fails."""
+
+    async def whole() -> Replay:
+        endpoint = Endpoint(url)
+        replay = Replay(endpoint, time.monotonic_ns, tuple(sessions))
+        try:
+            await replay.run(lambda record: None, PacingSettings(gap_cap=None))
+        finally:
+            await endpoint.close()
+        return replay
+
+    done = asyncio.run(whole())
+    failed = [record for record in done.records if record.error]
+    if failed:
+        raise CommandError(
+            f"{len(failed)} calls failed, the first: {failed[0].request_id}: {failed[0].error}"
+        )
+    return done
 
 
 def write_cluster(
@@ -147,7 +196,7 @@ def _line(text: str) -> dict[str, Any]:
         return {}
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,5 +1,4 @@
-"""The calls by which ``alipes profile`` makes an instance do all that it does, and a client that
-sends such sessions.
+"""The calls by which ``alipes profile`` makes an instance do all that it does.
 
 Each model serves alone, one session whose context grows and then as many as may run at once, up to
 eight; at last all of them together, so that they are switched, saved and restored.
@@ -7,21 +6,16 @@ eight; at last all of them together, so that they are switched, saved and restor
 
 from __future__ import annotations
 
-import asyncio
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
 from alipes.cli.output import CommandError
-from alipes.cli.stack import Stack
+from alipes.cli.stack import Stack, play
 from alipes.instance.contract import InstanceSettings
-from alipes.replay.endpoint import Endpoint
-from alipes.replay.pacing import PacingSettings
 from alipes.replay.plan import PlannedSession
 from alipes.replay.records import CallRecord
-from alipes.replay.runner import Replay
 from alipes.replay.tokens import TokenPrompts, vocabulary
 from alipes.replay.traces.content import Content, Vocabulary
 from alipes.replay.traces.form import Session
@@ -120,7 +114,7 @@ def time_calls(stack: Stack, settings: InstanceSettings) -> tuple[float, ...]:
     }
     beside: list[float] = []
     for sessions in stages(models, settings.max_running):
-        records = play(stack, [planned(session, known) for session in sessions])
+        records = play(stack.url, [planned(session, known) for session in sessions]).records
         if len(sessions) == 1:
             beside += _beside(records, stack)
     return tuple(beside)
@@ -141,22 +135,3 @@ def planned(session: Session, known: Vocabulary) -> PlannedSession:
     models = tuple(branch.model or session.model for branch in session.branches)
     content = Content(session.id, known)
     return PlannedSession(session.id, models, session, TokenPrompts(session, content, True))
-
-
-def play(stack: Stack, sessions: Sequence[PlannedSession]) -> list[CallRecord]:
-    """Replay sessions, all from the start. Raises ``CommandError`` when a call fails."""
-
-    async def whole() -> list[CallRecord]:
-        endpoint = Endpoint(stack.url)
-        replay = Replay(endpoint, time.monotonic_ns, tuple(sessions))
-        try:
-            await replay.run(lambda record: None, PacingSettings(gap_cap=None))
-        finally:
-            await endpoint.close()
-        return replay.records
-
-    records = asyncio.run(whole())
-    failed = [record for record in records if record.error]
-    if failed:
-        raise CommandError(f"call {failed[0].request_id} failed: {failed[0].error}")
-    return records

@@ -19,8 +19,8 @@ from alipes.cli.cluster import load, prepare_models
 from alipes.cli.output import FAILURE, print_table, progress_bars, reported, say
 from alipes.cli.profile import cpu_name, fit_all, time_instance
 from alipes.cli.simulated import number
-from alipes.cli.stack import end_in_order, serving
-from alipes.cli.timed_calls import planned, play
+from alipes.cli.stack import end_in_order, play, serving
+from alipes.cli.timed_calls import planned
 from alipes.gateway.config import Cluster
 from alipes.gateway.routing.decision import Policy
 from alipes.instance.checkpoints.folder import SourceError
@@ -133,7 +133,7 @@ def run_live(plan: Plan, configuration: str, repeat: int, work: Path) -> Run:
     folders = prepare_models(cluster, cluster.instances[plan.instance].models)
     known = vocabulary(Vocabulary().high)
     with serving(cluster, folders, work) as stack:
-        records = play(stack, [planned(session, known) for session in plan.sessions])
+        records = play(stack.url, [planned(session, known) for session in plan.sessions]).records
         counters = stack.snapshot(plan.instance)["counters"]
     return Run(
         folder=f"{configuration}-live-{repeat}",
