@@ -129,17 +129,21 @@ class Cluster:
         """Totals since the warm-up ended: what the router counted of placements and leases, and the
         instances' own."""
         before = self._before
-        return {name: value - before.get(name, 0) for name, value in self._totals().items()}
+        return {name: value - before.get(name, 0.0) for name, value in self._totals().items()}
 
     def _totals(self) -> dict[str, float]:
         status = self.router.status(self.clock.now)
-        found: dict[str, float] = dict(msgspec.structs.asdict(status.counts))
-        found |= {f"leases_{k}": v for k, v in msgspec.structs.asdict(status.leases).items()}
+        counts, leases = (
+            msgspec.structs.asdict(status.counts),
+            msgspec.structs.asdict(status.leases),
+        )
+        found = {name: float(value) for name, value in counts.items()}
+        found |= {f"leases_{name}": float(value) for name, value in leases.items()}
         for instance in self._instances.values():
             for name, value in msgspec.structs.asdict(instance.scheduler.counters()).items():
                 total = sum(value.values()) if isinstance(value, dict) else value
-                found[name] = found.get(name, 0) + total
-        return found | {"events": self.clock.events}
+                found[name] = found.get(name, 0.0) + total
+        return found | {"events": float(self.clock.events)}
 
     # --- clients ---------------------------------------------------------------------------------
 

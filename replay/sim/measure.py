@@ -7,18 +7,17 @@ simulated one stands for: on a small machine they slow the engine down.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from statistics import median
 from typing import Final
 
 import msgspec
-import numpy as np
-from scipy.optimize import nnls
 
 from alipes.instance.contract import InstanceSettings, ModelReport
 from alipes.instance.engine.protocol import HostSlabs
+from alipes.replay.sim.fitting import LEAST_SECONDS, Fit, fit, with_slope
 from alipes.replay.sim.hardware import (
     Fixed,
     Hardware,
@@ -26,15 +25,15 @@ from alipes.replay.sim.hardware import (
     Quantity,
     Rates,
     ServiceTargets,
+    quantities,
+    unit,
 )
 from alipes.replay.stats import nearest_rank
 
 NAME: Final = "this-machine"
-LEAST_SECONDS: Final = 1e-9
-UNSEEN_RATE: Final = 1e15
-"""Bytes a second where more bytes took no longer."""
 DIGITS: Final = 6
-REWEIGHTED: Final = 5
+USUAL: Final = (10, 90)
+"""Percentiles between which most of what was measured lies."""
 
 
 class Kind(StrEnum):
@@ -49,8 +48,14 @@ class Kind(StrEnum):
     CHECKPOINT = "checkpoint"
 
 
-COPIES: Final = (Kind.SWITCH, Kind.RESTORE, Kind.CHECKPOINT)
-"""All models together. Where one was not timed, the rate of the first that was stands for it."""
+COPIES: Final = {Kind.SWITCH: "h2d", Kind.RESTORE: "kv_h2d", Kind.CHECKPOINT: "d2h"}
+"""All models together, each with its rate. Where one was not timed, the rate of the first that was
+stands for it."""
+FORMS: Final = {
+    Kind.PREFILL: ("prefill_base", "prefill_token", "prefill_context"),
+    Kind.DECODE: ("decode_base", "decode_call", "decode_context"),
+}
+"""What the coefficients of a model's iterations are called."""
 
 
 class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -86,21 +91,13 @@ class Measured:
     gateway: tuple[float, ...]
 
 
-class Fit(msgspec.Struct, frozen=True):
-    """Coefficients of a form and how far its ``samples`` lie from it, as parts of what was
-    measured: at the median and the 90th percentile."""
-
-    coefficients: tuple[float, ...]
-    samples: int
-    error_p50: float
-    error_p90: float
-
-
 class Profile(msgspec.Struct, frozen=True):
-    """A profile and the fits that it was made of, by what they describe."""
+    """A profile and the fits that it was made of, by what they describe. ``remarks`` are a line for
+    each number that the timings do not tell, and what stands in its place."""
 
     hardware: Hardware
     fits: dict[str, Fit]
+    remarks: tuple[str, ...] = ()
 
 
 def merged(measured: Sequence[Measured]) -> Measured:
@@ -115,27 +112,6 @@ def merged(measured: Sequence[Measured]) -> Measured:
     )
 
 
-def fit(timings: Sequence[Timing]) -> Fit:
-    """Non-negative least squares of ``seconds = coefficients . features``, errors relative to what
-    the form says, so that it gives the mean of noisy timings. Raises ValueError without any."""
-    if not timings:
-        raise ValueError("nothing was timed")
-    features = np.array([timing.features for timing in timings])
-    seconds = np.maximum([timing.seconds for timing in timings], LEAST_SECONDS)
-    scale = np.maximum(features.max(axis=0), 1.0)
-    scaled, typical = features / scale, seconds
-    for _ in range(REWEIGHTED):
-        solution, _ = nnls(scaled / typical[:, None], seconds / typical)
-        typical = np.maximum(scaled @ solution, LEAST_SECONDS)
-    errors = (np.abs(typical - seconds) / seconds).tolist()
-    return Fit(
-        coefficients=tuple(float(value) for value in solution / scale),
-        samples=len(timings),
-        error_p50=nearest_rank(errors, 50) or 0.0,
-        error_p90=nearest_rank(errors, 90) or 0.0,
-    )
-
-
 def profile(measured: Measured) -> Profile:
     """The profile ``this-machine``. Raises ValueError where something was not timed at all."""
     timings = measured.recording.timings
@@ -145,11 +121,52 @@ def profile(measured: Measured) -> Profile:
             own = [one for one in timings if (one.model, one.kind) == (report.name, kind)]
             if not own:
                 raise ValueError(f"no {kind} of {report.name} was timed")
-            fits[f"{report.name}: {kind}"] = fit(own)
-    for kind in COPIES:
-        if copies := [one for one in timings if one.kind is kind]:
-            fits[kind.value] = fit(copies)
-    return Profile(_hardware(measured, fits), fits)
+            fits[f"{report.name}: {kind}"] = _fitted(own)
+    fits |= _copies([one for one in timings if one.kind in COPIES])
+    hardware = _hardware(measured, fits)
+    return Profile(hardware, fits, tuple(_remarks(hardware, fits)))
+
+
+def _fitted(timings: Sequence[Timing]) -> Fit:
+    return fit([one.features for one in timings], [one.seconds for one in timings])
+
+
+def _copies(timings: Sequence[Timing]) -> dict[str, Fit]:
+    """By kind. Where the timings do not tell a rate, more bytes having taken no longer or all
+    having been the same, it is no higher than what a copy of any kind came to."""
+    kinds = [[one for one in timings if one.kind is kind] for kind in COPIES]
+    fastest = max((_fastest(own) for own in kinds if own), default=0.0)
+    fits = {}
+    for own in filter(None, kinds):
+        found = _fitted(own)
+        if not found.told(1) and fastest:
+            slope = max(found.coefficients[1], 1.0 / fastest)
+            rows, seconds = [one.features for one in own], [one.seconds for one in own]
+            found = with_slope(rows, seconds, slope, found)
+        fits[own[0].kind.value] = found
+    return fits
+
+
+def _fastest(copies: Sequence[Timing]) -> float:
+    """Bytes a second that one in ten reached."""
+    rates = [one.features[1] / max(one.seconds, LEAST_SECONDS) for one in copies]
+    return nearest_rank(rates, USUAL[1]) or 0.0
+
+
+def _remarks(hardware: Hardware, fits: dict[str, Fit]) -> Iterator[str]:
+    numbers = dict(quantities(hardware))
+    for what, found in fits.items():
+        model, _, kind = what.rpartition(": ")
+        if model:
+            names = [f"models.{model}.{name}" for name in FORMS[Kind(kind)]]
+        else:
+            names = [f"fixed.{kind}", f"rates.{COPIES[Kind(kind)]}"]
+        for place, name in enumerate(names):
+            if not found.told(place):
+                number = numbers[name]
+                most = f", at most {number.high:g}" if number.high else ""
+                told = f"{name}: {number.value:g} {unit(name)}{most}"
+                yield f"{told}; {number.assumed} ({found.samples} samples of {what})"
 
 
 def _hardware(measured: Measured, fits: dict[str, Fit]) -> Hardware:
@@ -173,7 +190,7 @@ def _hardware(measured: Measured, fits: dict[str, Fit]) -> Hardware:
             switch=told.base(fits, Kind.SWITCH),
             restore=told.base(fits, Kind.RESTORE),
             checkpoint=told.base(fits, Kind.CHECKPOINT),
-            relaunch=told.seconds(measured.launch, 1),
+            relaunch=told.times([measured.launch]),
         ),
         models={
             report.name: _costs(
@@ -193,7 +210,7 @@ def _hardware(measured: Measured, fits: dict[str, Fit]) -> Hardware:
             tpot=Quantity(targets.tpot, source=given),
             gamma=Quantity(targets.gamma, source=given),
         ),
-        gateway_seconds=told.seconds(median(measured.gateway), len(measured.gateway)),
+        gateway_seconds=told.times(measured.gateway),
     )
 
 
@@ -213,16 +230,16 @@ def _costs(
     told: _Teller, report: ModelReport, layers: int, prefill: Fit, decode: Fit
 ) -> ModelCosts:
     stated = "what the engine reports"
-    p, d = prefill.coefficients, decode.coefficients
+    base, *more = [told.seconds(decode, place) for place in range(len(decode.coefficients))]
     return ModelCosts(
         weight_bytes=Quantity(report.weight_bytes, source=stated),
         kv_token_bytes=Quantity(report.block_bytes / told.block_tokens, source=stated),
-        prefill_base=told.seconds(p[0], prefill.samples),
-        prefill_token=told.seconds(p[1], prefill.samples),
-        prefill_context=told.seconds(p[2], prefill.samples),
-        decode_base=told.seconds(max(d[0], LEAST_SECONDS), decode.samples),
-        decode_call=told.seconds(d[1], decode.samples),
-        decode_context=told.seconds(d[2], decode.samples),
+        prefill_base=told.seconds(prefill, 0),
+        prefill_token=told.seconds(prefill, 1),
+        prefill_context=told.seconds(prefill, 2),
+        decode_base=msgspec.structs.replace(base, value=max(base.value, LEAST_SECONDS)),
+        decode_call=more[0],
+        decode_context=more[1],
         context=report.context,
         layers=layers,
     )
@@ -238,23 +255,38 @@ class _Teller:
     def block_tokens(self) -> int:
         return self.measured.settings.block_tokens
 
-    def seconds(self, value: float, samples: int) -> Quantity:
-        return Quantity(_rounded(value), source=self._source(samples))
+    def times(self, seconds: Sequence[float]) -> Quantity:
+        """The median, and between what most were."""
+        low, high = (nearest_rank(seconds, percent) or 0.0 for percent in USUAL)
+        return _ranged(median(seconds), low, high, source=self._source(len(seconds)))
+
+    def seconds(self, found: Fit, place: int) -> Quantity:
+        """One coefficient of a fit."""
+        low, high = found.range(place)
+        assumed = "" if found.told(place) else _untold(found, place)
+        source = self._source(found.samples)
+        return _ranged(found.coefficients[place], low, high or 0.0, source, assumed)
 
     def base(self, fits: dict[str, Fit], kind: Kind) -> Quantity:
         """What comes with every copy of a kind."""
         if kind in fits:
-            return self.seconds(fits[kind].coefficients[0], fits[kind].samples)
+            return self.seconds(fits[kind], 0)
         return Quantity(0.0, assumed="not timed: it was never needed")
 
     def rate(self, fits: dict[str, Fit], kind: Kind) -> Quantity:
         """Raises ValueError where no copy was timed."""
         if kind in fits:
-            return Quantity(_rate(fits[kind]), source=self._source(fits[kind].samples))
+            found = fits[kind]
+            least, most = found.range(1)
+            low, high = (1.0 / slope if slope else 0.0 for slope in (most, least))
+            source = self._source(found.samples)
+            assumed = "" if found.told(1) else "as fast as the fastest copies that were timed"
+            return _ranged(1.0 / found.coefficients[1], low, high, source, assumed)
         other = next((name for name in COPIES if name in fits), None)
         if other is None:
             raise ValueError("no copy was timed")
-        return Quantity(_rate(fits[other]), assumed=f"not timed; that of a {other}")
+        rate = self.rate(fits, other).value
+        return Quantity(rate, assumed=f"not timed; that of a {other}")
 
     def _source(self, samples: int) -> str:
         measured = self.measured
@@ -263,9 +295,22 @@ class _Teller:
         )
 
 
-def _rate(fit: Fit) -> float:
-    second = fit.coefficients[1]
-    return _rounded(1.0 / second if second > 1.0 / UNSEEN_RATE else UNSEEN_RATE)
+def _untold(found: Fit, place: int) -> str:
+    if found.deviations[place] is None:
+        return "the samples do not tell it apart from the others"
+    return "the samples do not tell it from 0"
+
+
+def _ranged(value: float, low: float, high: float, source: str, assumed: str = "") -> Quantity:
+    """With the ends of its range where they differ from it."""
+    value, low, high = (_rounded(number) for number in (value, low, high))
+    return Quantity(
+        value,
+        source,
+        assumed,
+        low if low < value else 0.0,
+        high if high > value else 0.0,
+    )
 
 
 def _rounded(value: float) -> float:
