@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Final
 
 Priority = Callable[[int, int], tuple[int, ...]]
@@ -44,13 +45,15 @@ class BlockPool:
         # above every block in use, so the heap's first is the lowest of all.
         self._returned: list[int] = []
         self._unused = 0
-        self._references = [0] * total
-        self._published = bytearray(total)
+        # Of the blocks that have been used: a pool of thousands is made at every switch, and most
+        # are never full.
+        self._references: list[int] = []
+        self._published = bytearray()
         # A block is in the eviction heap, or among those that go there before the next eviction, at
         # most once: whether it is cached, and since when, is found out when its turn seems to have
         # come. Until a pool is full nobody asks, and so nothing is sorted.
-        self._ticket = [0] * total
-        self._queued = bytearray(total)
+        self._ticket: list[int] = []
+        self._queued = bytearray()
         self._evictable: list[tuple[tuple[int, ...], int, int]] = []
         self._unsorted: list[int] = []
         self._cached = 0
@@ -84,10 +87,10 @@ class BlockPool:
         return self._top
 
     def references(self, block: int) -> int:
-        return self._references[block]
+        return self._references[block] if block < self._unused else 0
 
     def is_cached(self, block: int) -> bool:
-        return self._ticket[block] != 0
+        return block < self._unused and self._ticket[block] != 0
 
     def count_cached(self, blocks: Sequence[int]) -> int:
         """How many of these are cached."""
@@ -100,8 +103,7 @@ class BlockPool:
         returned = min(count, len(self._returned))
         blocks = [heapq.heappop(self._returned) for _ in range(returned)]
         unused = min(count - returned, self.total - self._unused)
-        blocks.extend(range(self._unused, self._unused + unused))
-        self._unused += unused
+        blocks.extend(self._first_used(unused))
         if blocks:
             self._top = max(self._top, blocks[-1])
         evicted = [self._evict() for _ in range(count - returned - unused)]
@@ -110,9 +112,19 @@ class BlockPool:
             self._references[block] = 1
         return Allocation(blocks, evicted)
 
+    def _first_used(self, count: int) -> range:
+        """The lowest blocks that were never used."""
+        first, self._unused = self._unused, self._unused + count
+        for known in (self._references, self._ticket):
+            known.extend(repeat(0, count))
+        for marks in (self._published, self._queued):
+            marks.extend(bytes(count))
+        return range(first, self._unused)
+
     def share(self, blocks: Sequence[int]) -> None:
         """Add a reference to each of these held or cached blocks."""
         references, ticket = self._references, self._ticket
+        self._check_used(blocks, "shared")
         for block in blocks:
             count = references[block]
             if not count:
@@ -125,6 +137,7 @@ class BlockPool:
     def publish(self, blocks: Sequence[int]) -> None:
         """Keep these held blocks as cached once their last reference goes."""
         references, published = self._references, self._published
+        self._check_used(blocks, "published")
         for block in blocks:
             if not references[block]:
                 raise ValueError(f"block {block} is not held and cannot be published")
@@ -133,6 +146,7 @@ class BlockPool:
     def release(self, blocks: Sequence[int]) -> None:
         """Drop one reference to each block of a path; its end will be evicted before its start."""
         references, published, ticket = self._references, self._published, self._ticket
+        self._check_used(blocks, "released")
         for block in reversed(blocks):
             left = references[block] - 1
             if left < 0:
@@ -149,6 +163,10 @@ class BlockPool:
             if not self._queued[block]:
                 self._queued[block] = 1
                 self._unsorted.append(block)
+
+    def _check_used(self, blocks: Sequence[int], what: str) -> None:
+        if blocks and max(blocks) >= self._unused:
+            raise ValueError(f"block {max(blocks)} was never held and cannot be {what}")
 
     def _sort(self) -> None:
         for block in self._unsorted:

@@ -32,7 +32,8 @@ class FreeSlabs:
     def give(self, slabs: Iterable[tuple[int, ...]]) -> None:
         """Take back these slabs, each group of them in rising order."""
         first = end = 0
-        for group in slabs:
+        # In order, neighbours become one run.
+        for group in sorted(slabs):
             self.count += len(group)
             if group[-1] - group[0] != len(group) - 1:
                 for slab in group:
