@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -15,14 +15,14 @@ import typer
 from msgspec.structs import replace
 
 from alipes.cli.cluster import DEFAULT_FILE, ConfigOption, JsonOption, load, prepare_models
-from alipes.cli.output import CommandError, print_json, print_table, reported
+from alipes.cli.output import CommandError, print_json, print_table, remark, reported
 from alipes.cli.stack import FILE, PYTHON, end_in_order, serving
 from alipes.cli.timed_calls import time_calls
 from alipes.gateway.config import Cluster, ConfigError, instance_settings
 from alipes.gateway.fleet.cores import divide_cores
 from alipes.gateway.strict import nearest
 from alipes.instance.checkpoints.folder import SourceError
-from alipes.replay.sim.hardware import quantities, save_hardware
+from alipes.replay.sim.hardware import Quantity, quantities, save_hardware, unit
 from alipes.replay.sim.measure import Measured, Profile, Recording, merged
 from alipes.replay.sim.measure import profile as fitted
 
@@ -45,6 +45,8 @@ def profile(
         found = fit_all([time_instance(cluster, name)])
         if out is not None:
             save_hardware(out, found.hardware)
+    for line in found.remarks:
+        remark(line)
     if as_json:
         print_json(found)
     else:
@@ -116,14 +118,20 @@ def _alone(cluster: Cluster, name: str) -> Cluster:
 def _show(found: Profile) -> None:
     hardware = found.hardware
     rows = [
-        (path, f"{quantity.value:.4g}", "assumed" if quantity.assumed else "")
+        (path, *_ends(quantity), unit(path), "assumed" if quantity.assumed else "")
         for path, quantity in quantities(hardware)
         if quantity.value
     ]
-    print_table(hardware.about, ("number", "value", "basis"), rows, ("number", "basis"))
-    fits = [
+    columns = ("number", "value", "low", "high", "unit", "basis")
+    print_table(hardware.about, columns, rows, ("number", "unit", "basis"))
+    errors = [
         (what, str(one.samples), f"{one.error_p50:.1%}", f"{one.error_p90:.1%}")
         for what, one in found.fits.items()
     ]
-    columns = ("work", "samples", "error p50", "error p90")
-    print_table("how far single pieces of work lie from the fitted forms", columns, fits, ("work",))
+    title = "how far single pieces of work lie from the fitted forms"
+    print_table(title, ("work", "samples", "error p50", "error p90"), errors, ("work",))
+
+
+def _ends(quantity: Quantity) -> Iterator[str]:
+    for number in (quantity.value, quantity.low, quantity.high):
+        yield f"{number:.4g}" if number else ""

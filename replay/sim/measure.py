@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from statistics import median
 from typing import Final
 
 import msgspec
@@ -28,12 +27,10 @@ from alipes.replay.sim.hardware import (
     quantities,
     unit,
 )
+from alipes.replay.sim.telling import USUAL, Teller
 from alipes.replay.stats import nearest_rank
 
 NAME: Final = "this-machine"
-DIGITS: Final = 6
-USUAL: Final = (10, 90)
-"""Percentiles between which most of what was measured lies."""
 
 
 class Kind(StrEnum):
@@ -121,13 +118,14 @@ def profile(measured: Measured) -> Profile:
             own = [one for one in timings if (one.model, one.kind) == (report.name, kind)]
             if not own:
                 raise ValueError(f"no {kind} of {report.name} was timed")
-            fits[f"{report.name}: {kind}"] = _fitted(own)
-    fits |= _copies([one for one in timings if one.kind in COPIES])
+            fits[f"{report.name}: {kind}"] = fitted(own)
+    fits |= _copies([one for one in timings if one.kind in COPIES and one.features[1] > 0])
     hardware = _hardware(measured, fits)
     return Profile(hardware, fits, tuple(_remarks(hardware, fits)))
 
 
-def _fitted(timings: Sequence[Timing]) -> Fit:
+def fitted(timings: Sequence[Timing]) -> Fit:
+    """The fit of timings that are of one form. Raises ValueError without any."""
     return fit([one.features for one in timings], [one.seconds for one in timings])
 
 
@@ -135,11 +133,12 @@ def _copies(timings: Sequence[Timing]) -> dict[str, Fit]:
     """By kind. Where the timings do not tell a rate, more bytes having taken no longer or all
     having been the same, it is no higher than what a copy of any kind came to."""
     kinds = [[one for one in timings if one.kind is kind] for kind in COPIES]
-    fastest = max((_fastest(own) for own in kinds if own), default=0.0)
+    timed = [own for own in kinds if own]
+    fastest = max(map(_fastest, timed), default=0.0)
     fits = {}
-    for own in filter(None, kinds):
-        found = _fitted(own)
-        if not found.told(1) and fastest:
+    for own in timed:
+        found = fitted(own)
+        if not found.told(1):
             slope = max(found.coefficients[1], 1.0 / fastest)
             rows, seconds = [one.features for one in own], [one.seconds for one in own]
             found = with_slope(rows, seconds, slope, found)
@@ -166,14 +165,15 @@ def _remarks(hardware: Hardware, fits: dict[str, Fit]) -> Iterator[str]:
                 number = numbers[name]
                 most = f", at most {number.high:g}" if number.high else ""
                 told = f"{name}: {number.value:g} {unit(name)}{most}"
-                yield f"{told}; {number.assumed} ({found.samples} samples of {what})"
+                samples = f"{found.samples} sample{'s' * (found.samples != 1)} of {what}"
+                yield f"{told}; {number.assumed} ({samples})"
 
 
 def _hardware(measured: Measured, fits: dict[str, Fit]) -> Hardware:
     settings, targets, recording = measured.settings, measured.settings.targets, measured.recording
     given = f"settings of instance {settings.name}"
     device = max(settings.device_bytes, *map(_used, recording.reports))
-    told = _Teller(measured)
+    told = Teller(f"measured by alipes profile on {measured.date}, {measured.machine}")
     return Hardware(
         name=NAME,
         about=f"{measured.machine}: the {settings.engine} engine of {settings.name} while it"
@@ -187,15 +187,16 @@ def _hardware(measured: Measured, fits: dict[str, Fit]) -> Hardware:
         staging_share=Quantity(0.5, assumed="half; nothing is staged on a CPU yet"),
         rates=_rates(told, fits),
         fixed=Fixed(
-            switch=told.base(fits, Kind.SWITCH),
-            restore=told.base(fits, Kind.RESTORE),
-            checkpoint=told.base(fits, Kind.CHECKPOINT),
+            switch=_base(told, fits, Kind.SWITCH),
+            restore=_base(told, fits, Kind.RESTORE),
+            checkpoint=_base(told, fits, Kind.CHECKPOINT),
             relaunch=told.times([measured.launch]),
         ),
         models={
             report.name: _costs(
                 told,
                 report,
+                settings.block_tokens,
                 recording.layers.get(report.name, 1),
                 fits[f"{report.name}: {Kind.PREFILL}"],
                 fits[f"{report.name}: {Kind.DECODE}"],
@@ -214,9 +215,9 @@ def _hardware(measured: Measured, fits: dict[str, Fit]) -> Hardware:
     )
 
 
-def _rates(told: _Teller, fits: dict[str, Fit]) -> Rates:
+def _rates(told: Teller, fits: dict[str, Fit]) -> Rates:
     same = "device and host are the same memory here, so it is a copy like host to device"
-    h2d, kv_h2d, d2h = (told.rate(fits, what) for what in COPIES)
+    h2d, kv_h2d, d2h = (_rate(told, fits, what) for what in COPIES)
     return Rates(
         h2d=h2d,
         d2h=d2h,
@@ -227,94 +228,39 @@ def _rates(told: _Teller, fits: dict[str, Fit]) -> Rates:
 
 
 def _costs(
-    told: _Teller, report: ModelReport, layers: int, prefill: Fit, decode: Fit
+    told: Teller, report: ModelReport, block: int, layers: int, prefill: Fit, decode: Fit
 ) -> ModelCosts:
     stated = "what the engine reports"
-    base, *more = [told.seconds(decode, place) for place in range(len(decode.coefficients))]
+    base, call, context = (told.coefficient(decode, place) for place in range(3))
     return ModelCosts(
         weight_bytes=Quantity(report.weight_bytes, source=stated),
-        kv_token_bytes=Quantity(report.block_bytes / told.block_tokens, source=stated),
-        prefill_base=told.seconds(prefill, 0),
-        prefill_token=told.seconds(prefill, 1),
-        prefill_context=told.seconds(prefill, 2),
+        kv_token_bytes=Quantity(report.block_bytes / block, source=stated),
+        prefill_base=told.coefficient(prefill, 0),
+        prefill_token=told.coefficient(prefill, 1),
+        prefill_context=told.coefficient(prefill, 2),
         decode_base=msgspec.structs.replace(base, value=max(base.value, LEAST_SECONDS)),
-        decode_call=more[0],
-        decode_context=more[1],
+        decode_call=call,
+        decode_context=context,
         context=report.context,
         layers=layers,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Teller:
-    """Says of every number where it comes from."""
-
-    measured: Measured
-
-    @property
-    def block_tokens(self) -> int:
-        return self.measured.settings.block_tokens
-
-    def times(self, seconds: Sequence[float]) -> Quantity:
-        """The median, and between what most were."""
-        low, high = (nearest_rank(seconds, percent) or 0.0 for percent in USUAL)
-        return _ranged(median(seconds), low, high, source=self._source(len(seconds)))
-
-    def seconds(self, found: Fit, place: int) -> Quantity:
-        """One coefficient of a fit."""
-        low, high = found.range(place)
-        assumed = "" if found.told(place) else _untold(found, place)
-        source = self._source(found.samples)
-        return _ranged(found.coefficients[place], low, high or 0.0, source, assumed)
-
-    def base(self, fits: dict[str, Fit], kind: Kind) -> Quantity:
-        """What comes with every copy of a kind."""
-        if kind in fits:
-            return self.seconds(fits[kind], 0)
-        return Quantity(0.0, assumed="not timed: it was never needed")
-
-    def rate(self, fits: dict[str, Fit], kind: Kind) -> Quantity:
-        """Raises ValueError where no copy was timed."""
-        if kind in fits:
-            found = fits[kind]
-            least, most = found.range(1)
-            low, high = (1.0 / slope if slope else 0.0 for slope in (most, least))
-            source = self._source(found.samples)
-            assumed = "" if found.told(1) else "as fast as the fastest copies that were timed"
-            return _ranged(1.0 / found.coefficients[1], low, high, source, assumed)
-        other = next((name for name in COPIES if name in fits), None)
-        if other is None:
-            raise ValueError("no copy was timed")
-        rate = self.rate(fits, other).value
-        return Quantity(rate, assumed=f"not timed; that of a {other}")
-
-    def _source(self, samples: int) -> str:
-        measured = self.measured
-        return (
-            f"measured by alipes profile on {measured.date}, {measured.machine}, {samples} samples"
-        )
+def _base(told: Teller, fits: dict[str, Fit], kind: Kind) -> Quantity:
+    """What comes with every copy of a kind."""
+    if kind in fits:
+        return told.coefficient(fits[kind], 0)
+    return Quantity(0.0, assumed="not timed: it was never needed")
 
 
-def _untold(found: Fit, place: int) -> str:
-    if found.deviations[place] is None:
-        return "the samples do not tell it apart from the others"
-    return "the samples do not tell it from 0"
-
-
-def _ranged(value: float, low: float, high: float, source: str, assumed: str = "") -> Quantity:
-    """With the ends of its range where they differ from it."""
-    value, low, high = (_rounded(number) for number in (value, low, high))
-    return Quantity(
-        value,
-        source,
-        assumed,
-        low if low < value else 0.0,
-        high if high > value else 0.0,
-    )
-
-
-def _rounded(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")
+def _rate(told: Teller, fits: dict[str, Fit], kind: Kind) -> Quantity:
+    """Raises ValueError where no copy was timed."""
+    if kind in fits:
+        return told.rate(fits[kind])
+    other = next((name for name in COPIES if name in fits), None)
+    if other is None:
+        raise ValueError("no copy was timed")
+    return Quantity(told.rate(fits[other]).value, assumed=f"not timed; that of a {other}")
 
 
 def _used(report: ModelReport) -> int:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from alipes.replay.sim.measure import Kind, Timing, fit
+from alipes.replay.sim.measure import Kind, Timing, fitted
 
 FEATURES = st.tuples(
     st.just(1.0),
@@ -30,7 +30,7 @@ def test_exact_timings_are_met(
         Timing("m", Kind.DECODE, features, float(np.dot(features, coefficients)))
         for features in points
     ]
-    found = fit(timings)
+    found = fitted(timings)
     assert all(value >= 0 for value in found.coefficients)
     assert found.error_p90 < 1e-6
 
@@ -39,7 +39,7 @@ def test_exact_timings_are_met(
 def test_the_coefficients_come_back(coefficients: tuple[float, ...]) -> None:
     points = [(1.0, float(n), float(c)) for n in (1, 30, 500) for c in (10, 9_000, 700_000)]
     timings = [Timing("m", Kind.DECODE, p, float(np.dot(p, coefficients))) for p in points]
-    found = fit(timings).coefficients
+    found = fitted(timings).coefficients
     for value, wanted, largest in zip(found, coefficients, (1, 500, 700_000), strict=True):
         # What next to nothing comes from cannot be told exactly.
         assert value == pytest.approx(wanted, rel=1e-4, abs=1e-6 * coefficients[0] / largest)
@@ -57,11 +57,11 @@ def test_noisy_timings_are_met_on_average(seed: int) -> None:
             for _ in range(40):
                 seconds = float(np.dot(features, true)) * (0.9 + rng.exponential(0.1))
                 timings.append(Timing("m", Kind.DECODE, features, seconds))
-    found = fit(timings).coefficients
+    found = fitted(timings).coefficients
     said = sum(float(np.dot(one.features, found)) for one in timings)
     assert said == pytest.approx(sum(one.seconds for one in timings), rel=0.01)
 
 
 def test_nothing_cannot_be_fitted() -> None:
     with pytest.raises(ValueError, match="nothing was timed"):
-        fit([])
+        fitted([])

@@ -22,7 +22,7 @@ from alipes.instance.contract import (
 from alipes.instance.engine.protocol import BlockCopy, HostSlabs, Row, Sampled, SwitchReport
 from alipes.instance.loop import EngineLoop
 from alipes.instance.scheduler.profile import Trial
-from alipes.replay.sim.measure import Kind, Timing, fit
+from alipes.replay.sim.measure import Kind, Timing, fitted
 from alipes.replay.sim.timed_scheduler import TimedScheduler
 
 BLOCK = 4
@@ -159,7 +159,7 @@ def test_nothing_of_a_busy_instance_is_left_out(
 def test_iterations_cost_what_they_do(
     busy: tuple[TimedScheduler, VirtualEngine], model: str, kind: Kind, costs: tuple[float, ...]
 ) -> None:
-    found = fit(of_kind(busy[0], kind, model))
+    found = fitted(of_kind(busy[0], kind, model))
     assert found.coefficients == pytest.approx(costs, abs=1e-8)
     assert found.samples >= 4
 
