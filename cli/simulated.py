@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from alipes.cli.output import print_table, say
@@ -80,16 +80,29 @@ def _show_variants(found: Outcome) -> None:
     for row in found.sensitivity:
         lines.setdefault((row.number, row.end), {})[row.case] = row
     base = {row.case: row.measures.get("sct_p50") for row in found.rows}
-    first = [cell for case in cases for cell in (number("sct_p50", base[case]), "1.00")]
-    table = [("all as given", "", "", *first)]
+    shown = [cell for case in cases for cell in (number("sct_p50", base[case]), "1.00")]
+    table = [("all as given", "", "", *shown, _over(base, cases))]
     for varied in lines.values():
         one = next(iter(varied.values()))
-        name = f"{one.number}, {one.unit}" if one.unit else one.number
+        own = one.number.removeprefix("models.")
+        name = f"{own}, {one.unit}" if one.unit else own
         cells = [cell for case in cases for cell in _varied(varied.get(case))]
-        table.append((name, f"{one.given:g}", f"{one.tried:g}", *cells))
-    heads = [head for case in cases for head in (f"SCT p50 s, {case}", "times")]
-    title = f"{found.name}: sensitivity; times is the ratio to SCT p50 with all numbers as given"
-    print_table(title, ("number", "given", "tried", *heads), table, ("number",))
+        medians = {case: row.measures.get("sct_p50") for case, row in varied.items()}
+        ends = (f"{one.given:g}", f"{one.tried:g}")
+        table.append((name, *ends, *cells, _over(medians, cases)))
+    heads = [head for case in cases for head in (case, "times")]
+    title = (
+        f"{found.name}: sensitivity of SCT p50, seconds by case; times is the ratio to that with"
+        " all numbers as given"
+    )
+    columns = ("number", "given", "tried", *heads, "last / first")
+    print_table(title, columns, table, ("number",))
+
+
+def _over(values: Mapping[str, float | None], cases: Sequence[str]) -> str:
+    """The last case over the first, where there are several."""
+    first, last = values.get(cases[0]), values.get(cases[-1])
+    return f"{last / first:.2f}" if first and last and len(cases) > 1 else ""
 
 
 def _varied(row: VariedRow | None) -> tuple[str, str]:

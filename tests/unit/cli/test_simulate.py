@@ -165,7 +165,8 @@ def test_every_number_is_varied_and_told_with_its_unit(varied: Path, tmp_path: P
     [line] = [one for one in result.output.splitlines() if "decode_base, s" in one]
     assert line.split()[2:4] == ["0.02", "0.04"]
     assert line.split()[-1] == f"{ratio:.2f}"
-    assert "SCT p50 s, full" in result.output
+    assert "last / first" in result.output
+    assert "sensitivity of SCT p50, seconds by case" in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize(
