@@ -56,53 +56,57 @@ def show(study: Study, found: Outcome) -> None:
         mark = MARKS[claim.holds]
         say(f"{mark}: {claim.name}: {claim.value:.3g} (target {claim.target})")
     if found.sensitivity:
-        _show_variants(found)
+        _show_variants(study, found)
     for assumption in study.scenario.assumptions:
         say(f"assumed: {assumption}")
 
 
 def _show_calls(study: Study, found: Outcome) -> None:
     calls = sum(row.calls for row in found.rows)
-    failed = {row.case: row.failed for row in found.rows if row.failed}
     each = sum(study.seconds.values()) / calls if calls else 0.0
     took = f"{study.elapsed:.1f} s, {study.elapsed / max(calls, 1) * 1e3:.2f} ms a call"
     alone = f", {each * 1e3:.2f} of one process" if study.processes > 1 else ""
     say(f"{calls:,} calls in {len(found.rows)} runs, simulated in {took}{alone}")
-    for case, count in failed.items():
-        say(f"FAILED: {count} calls of {case}")
+    for row in found.rows:
+        if row.failed:
+            say(f"FAILED: {row.failed} of {row.calls} calls of {row.case}, the first: {row.error}")
 
 
-def _show_variants(found: Outcome) -> None:
-    """Median SCT of each varied case with one number of the hardware at an end of its range, and
-    how many times that is what it is with the number as given."""
-    cases = list(dict.fromkeys(row.case for row in found.sensitivity))
+def _show_variants(study: Study, found: Outcome) -> None:
+    """A table for each load: median SCT of each varied configuration with one number of the
+    hardware at an end of its range, and how many times that is what it is as given."""
+    base = {row.case: row.measures.get("sct_p50") for row in found.rows}
     lines: dict[tuple[str, str], dict[str, VariedRow]] = {}
     for row in found.sensitivity:
         lines.setdefault((row.number, row.end), {})[row.case] = row
-    base = {row.case: row.measures.get("sct_p50") for row in found.rows}
-    shown = [cell for case in cases for cell in (number("sct_p50", base[case]), "1.00")]
-    table = [("all as given", "", "", *shown, _over(base, cases))]
-    for varied in lines.values():
-        one = next(iter(varied.values()))
-        own = one.number.removeprefix("models.")
-        name = f"{own}, {one.unit}" if one.unit else own
-        cells = [cell for case in cases for cell in _varied(varied.get(case))]
-        medians = {case: row.measures.get("sct_p50") for case, row in varied.items()}
-        ends = (f"{one.given:g}", f"{one.tried:g}")
-        table.append((name, *ends, *cells, _over(medians, cases)))
-    heads = [head for case in cases for head in (case, "times")]
-    title = (
-        f"{found.name}: sensitivity of SCT p50, seconds by case; times is the ratio to that with"
-        " all numbers as given"
-    )
-    columns = ("number", "given", "tried", *heads, "last / first")
-    print_table(title, columns, table, ("number",))
+    for load in dict.fromkeys(case.load for case in study.varied):
+        cases = {case.label: case.configuration for case in study.varied if case.load == load}
+        given = [cell for case in cases for cell in (number("sct_p50", base[case]), "1.00")]
+        table = [("all as given", "", "", *given, *_over(base, list(cases)))]
+        table += [_line(varied, list(cases)) for varied in lines.values()]
+        heads = [head for name in cases.values() for head in (name, "times")]
+        title = (
+            f"{found.name}{f', load {load}' if load else ''}: sensitivity of SCT p50, seconds;"
+            " times is the ratio to that with all numbers as given"
+        )
+        columns = ("number", "given", "tried", *heads, *["last / first"] * (len(cases) > 1))
+        print_table(title, columns, table, ("number",))
 
 
-def _over(values: Mapping[str, float | None], cases: Sequence[str]) -> str:
+def _line(varied: Mapping[str, VariedRow], cases: Sequence[str]) -> tuple[str, ...]:
+    one = next(iter(varied.values()))
+    own = one.number.removeprefix("models.")
+    name = f"{own}, {one.unit}" if one.unit else own
+    cells = [cell for case in cases for cell in _varied(varied.get(case))]
+    medians = {case: row.measures.get("sct_p50") for case, row in varied.items()}
+    return name, f"{one.given:g}", f"{one.tried:g}", *cells, *_over(medians, cases)
+
+
+def _over(values: Mapping[str, float | None], cases: Sequence[str]) -> tuple[str, ...]:
     """The last case over the first, where there are several."""
     first, last = values.get(cases[0]), values.get(cases[-1])
-    return f"{last / first:.2f}" if first and last and len(cases) > 1 else ""
+    ratio = f"{last / first:.2f}" if first and last else ""
+    return (ratio,) if len(cases) > 1 else ()
 
 
 def _varied(row: VariedRow | None) -> tuple[str, str]:

@@ -21,7 +21,7 @@ BOUNDS: Final = {"bound_p50": "sct_p50", "bound_p95": "sct_p95", "bound_seconds"
 class Row(msgspec.Struct, frozen=True):
     """One run: every measure that it has; what a paper prints, by the same names; unless calls
     failed the least that any scheduler needs; where a mean session's seconds went (``Parts``), if
-    its calls say so."""
+    its calls say so; what the first call that failed says."""
 
     case: str
     calls: int
@@ -30,6 +30,7 @@ class Row(msgspec.Struct, frozen=True):
     published: dict[str, float]
     bounds: dict[str, float]
     parts: dict[str, float]
+    error: str = ""
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -88,6 +89,7 @@ def row_of(run: Run) -> Row:
         published=run.info.published,
         bounds={} if group.failed else {n: counters[k] for k, n in BOUNDS.items() if k in counters},
         parts=mean_parts(told) if told else {},
+        error=next((call.error for call in run.counted if call.error), ""),
     )
 
 

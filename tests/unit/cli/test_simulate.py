@@ -165,8 +165,30 @@ def test_every_number_is_varied_and_told_with_its_unit(varied: Path, tmp_path: P
     [line] = [one for one in result.output.splitlines() if "decode_base, s" in one]
     assert line.split()[2:4] == ["0.02", "0.04"]
     assert line.split()[-1] == f"{ratio:.2f}"
-    assert "last / first" in result.output
-    assert "sensitivity of SCT p50, seconds by case" in " ".join(result.output.split())
+    assert "sensitivity of SCT p50, seconds" in result.output
+    assert "last / first" not in result.output
+
+
+def test_variants_are_told_by_load(varied: Path) -> None:
+    both = VARIED.replace("[full]", "[full, bare]")
+    varied.write_text(both + "loads: {low: {rate: 0.1}, high: {concurrency: 2}}\n")
+    result = CliRunner().invoke(app, ["simulate", str(varied), "--sensitivity", "--jobs", "1"])
+    assert result.exit_code == 0, result.output
+    heads = [one.split() for one in result.output.splitlines() if "last / first" in one]
+    words = "number given tried full times bare times last / first"
+    assert heads == [words.split()] * 2
+    for load in ("low", "high"):
+        assert f"varied, load {load}: sensitivity of SCT p50" in result.output
+
+
+def test_calls_that_fail_say_why(varied: Path) -> None:
+    hardware = varied.parent / "mine.yaml"
+    hardware.write_text(HARDWARE + "    context: 9000\n")
+    result = CliRunner().invoke(app, ["simulate", str(varied), "--only", "full"])
+    assert result.exit_code == 1, result.output
+    [line] = [one for one in result.output.splitlines() if one.startswith("FAILED: ")]
+    assert line.startswith("FAILED: 2 of 2 calls of full, the first: ")
+    assert len(line.split("the first: ")[1]) > 10
 
 
 @pytest.mark.parametrize(
