@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -18,10 +19,12 @@ from alipes.replay.sim.cluster import Cluster
 from alipes.replay.sim.collecting import collecting_rarely
 from alipes.replay.sim.costs import engine_costs
 from alipes.replay.sim.hardware import Hardware
-from alipes.replay.sim.scenario import Case, Scenario, TraceSpec
+from alipes.replay.sim.scenario import Case, Scenario, Setup, TraceSpec
 from alipes.replay.traces.form import Session, Trace
 from alipes.replay.traces.load import load
 from alipes.replay.traces.synth.workloads import Wish, synthesise
+
+USUAL: Final = Setup()
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +35,10 @@ class Workload:
     sessions: tuple[Session, ...]
 
 
-def workload(
-    scenario: Scenario, hardware: Hardware, folder: Path, at_most: int | None = None
-) -> Workload:
-    """``folder`` is the scenario file's; ``at_most`` sessions are taken from the beginning.
-    Raises ``TraceError``, ``HardwareError`` and ``FieldError``, which is also for a session that no
-    model can hold, or that goes by another's name."""
+def workload(scenario: Scenario, hardware: Hardware, folder: Path) -> Workload:
+    """``folder`` is the scenario file's. Raises ``TraceError``, ``HardwareError`` and
+    ``FieldError``, which is also for a session that no model can hold, or that goes by another's
+    name."""
     spec = scenario.trace
     trace = _synthesised(spec, folder) if spec.synth else load([folder / spec.file])
     sessions = trace.sessions[: spec.sessions or None] if spec.file else trace.sessions
@@ -54,11 +55,7 @@ def workload(
         for session in given
     ]
     _check_sessions(repeated, served)
-    counted = repeated[:at_most]
-    if scenario.warmup >= len(counted):
-        problem = f"leaves none of {len(counted)} sessions to count; make it less"
-        raise FieldError("warmup", problem)
-    return Workload(trace.source, tuple(counted))
+    return Workload(trace.source, tuple(repeated))
 
 
 def _check_sessions(sessions: Sequence[Session], served: Collection[str]) -> None:
@@ -153,7 +150,7 @@ def _info(
     settings = {
         key: str(value)
         for key, value in msgspec.to_builtins(case.setup).items()
-        if key == "lease_seconds" or value != getattr(scenario.setup, key)
+        if key == "lease_seconds" or value != getattr(USUAL, key)
     }
     if len(scenario.loads) > 1:
         settings["load"] = case.load

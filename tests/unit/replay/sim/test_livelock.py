@@ -126,7 +126,7 @@ def run(sessions: tuple[Session, ...], concurrency: int, **changes: Any) -> Clus
 
 
 def sessions_of(count: int) -> tuple[Session, ...]:
-    return workload(SCENARIO, HARDWARE, REPOSITORY / "scenarios", count).sessions
+    return workload(SCENARIO, HARDWARE, REPOSITORY / "scenarios").sessions[:count]
 
 
 def check_progress(seen: Watch) -> None:

@@ -73,7 +73,7 @@ def test_every_number_says_where_it_is_from(name: str) -> None:
     [
         ("swebanch", Wish(), "no workload 'swebanch'; use one of swebench"),
         ("swebench", Wish(seed=-1), "seed -1 is below 0"),
-        ("astropy-30", Wish(sessions=3), "leave out --sessions"),
+        ("astropy-30", Wish(sessions=3), "leave the number of sessions out"),
         ("astropy-120", Wish(models=("a",)), "is a trace of 3 models"),
         ("coding", Wish(), "name their file, --recorded"),
         ("putnam-like", Wish(recorded=RECORDED), "leave out --recorded"),
