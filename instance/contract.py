@@ -258,7 +258,8 @@ ToInstance = Welcome | Refused | Ping | Resync | Submit | Cancel | Drain | Stop
 
 class ModelReport(Wire, frozen=True):
     """What one model needs and allows on this instance. ``kv_blocks`` is the device capacity in
-    blocks while the model is active; ``kv_format`` goes into the chain root."""
+    blocks while the model is active; ``kv_format`` goes into the chain root. A model with recurrent
+    layers has ``slots`` of ``slot_bytes`` for their state."""
 
     name: str
     kv_format: str
@@ -267,6 +268,8 @@ class ModelReport(Wire, frozen=True):
     weight_bytes: int
     block_bytes: int
     kv_blocks: int
+    slot_bytes: int = 0
+    slots: int = 0
 
 
 class Hello(Wire, frozen=True):

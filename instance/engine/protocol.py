@@ -27,15 +27,29 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
+class Recurrence:
+    """What a row does with the recurrent state of its call, by slot: it goes on from ``load``, from
+    nothing where that is None, and leaves the state after its last token in ``save``, which may be
+    the same. The state after its first ``kept`` tokens is left in ``keep`` too, where given."""
+
+    load: int | None
+    save: int
+    keep: int | None = None
+    kept: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """Compute ``tokens`` (n,) int32 at positions start .. start + n - 1 of one call. ``blocks``
-    covers positions 0 .. start + n - 1; those before ``start`` hold valid state."""
+    covers positions 0 .. start + n - 1; those before ``start`` hold valid state. ``recurrence`` is
+    given for models with slots alone."""
 
     call_id: bytes
     tokens: TokenIds
     start: int
     blocks: Sequence[int]
     draw: Draw | None
+    recurrence: Recurrence | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +63,8 @@ class Sampled:
 @dataclass(frozen=True, slots=True)
 class HostSlabs:
     """The host memory for KV of all models: ``count`` slabs of ``slab_bytes`` each. One block of
-    a model takes ``block_bytes / slab_bytes`` slabs, which need not be neighbours: the bytes of
-    its layers, first to last, fill them in their order."""
+    a model takes ``block_bytes / slab_bytes`` slabs, one slot ``slot_bytes / slab_bytes``, which
+    need not be neighbours: the bytes of its layers, first to last, fill them in their order."""
 
     slab_bytes: int
     count: int
@@ -58,7 +72,8 @@ class HostSlabs:
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """One whole device block of the active model and the slabs of its host copy."""
+    """One whole device block of the active model and the slabs of its host copy. The slots of a
+    model are counted on from its blocks: slot s is device block ``kv_blocks + s``."""
 
     device: int
     slabs: tuple[int, ...]

@@ -2,7 +2,7 @@
 
 The device arena, for the model that is active (Talaria 4.2)::
 
-    0              weights        KV pool, layer by layer           runtime     device_bytes
+    0              weights        KV pool, layer by layer, slots    runtime     device_bytes
     |--------------|--------------|---------------------------------|-----------|
     base of every model           grows with what weights leave     same for all models
 """
@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from alipes.instance.contract import InstanceSettings
-from alipes.instance.memory.specs import StateSpec, block_bytes
+from alipes.instance.memory.specs import StateSpec, block_bytes, paged, slot_bytes
 
 PAGE: Final = 4096
+SNAPSHOT_SHARE: Final = 0.1
+"""The snapshot budget: this part of what weights leave may hold recurrent state of the past."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,8 @@ class Footprint:
 @dataclass(frozen=True, slots=True)
 class ModelPlan:
     """One model on one instance, in bytes. ``context`` is what its KV pool can hold, at most
-    the model's own. ``refusal`` is empty when the model fits, else says why not."""
+    the model's own. ``slots`` of ``slot_bytes`` each follow the blocks; none for a model without
+    recurrent layers. ``refusal`` is empty when the model fits, else says why not."""
 
     name: str
     weight_bytes: int
@@ -44,10 +47,12 @@ class ModelPlan:
     kv_blocks: int
     context: int
     refusal: str = ""
+    slot_bytes: int = 0
+    slots: int = 0
 
     @property
     def kv_bytes(self) -> int:
-        return self.kv_blocks * self.block_bytes
+        return self.kv_blocks * self.block_bytes + self.slots * self.slot_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +88,8 @@ def plan_instance(settings: InstanceSettings, models: Mapping[str, Footprint]) -
     """Divide the arena of one instance. Pure: a model that can never fit gets a ``refusal``."""
     runtime = max((_pages(model.runtime_bytes) for model in models.values()), default=0)
     tokens = settings.block_tokens
-    rows = (tokens * state.token_bytes for model in models.values() for state in model.states)
+    rows = [tokens * s.token_bytes for model in models.values() for s in paged(model.states)]
+    rows += [slot_bytes(model.states) for model in models.values()]
     plan = MemoryPlan(settings.device_bytes, runtime, settings.host_bytes, math.gcd(*rows), ())
     planned = tuple(_plan_model(name, model, settings, plan) for name, model in models.items())
     return replace(plan, models=planned)
@@ -93,11 +99,13 @@ def _plan_model(
     name: str, model: Footprint, settings: InstanceSettings, plan: MemoryPlan
 ) -> ModelPlan:
     weights, block = model.weight_bytes, block_bytes(model.states, settings.block_tokens)
-    blocks = max(0, plan.runtime_offset - _pages(weights)) // block
+    slot, room = slot_bytes(model.states), max(0, plan.runtime_offset - _pages(weights))
+    slots = _slots(slot, room, settings)
+    blocks = max(0, room - slots * slot) // block
     context = min(model.context, blocks * settings.block_tokens)
     # A call needs room for one prefill chunk and the token after it; less serves nobody.
     least = min(model.context, settings.prefill_chunk + 1)
-    needed = -(-least // settings.block_tokens) * block
+    needed = -(-least // settings.block_tokens) * block + slots * slot
     refusal = ""
     if context < least:
         total = _pages(weights) + needed + plan.runtime_bytes + PAGE
@@ -106,7 +114,15 @@ def _plan_model(
             f"{least} tokens {needed:,}, runtime {plan.runtime_bytes:,}) but device_bytes is "
             f"{settings.device_bytes:,}: raise it or leave the model out"
         )
-    return ModelPlan(name, weights, block, blocks, context, refusal)
+    return ModelPlan(name, weights, block, blocks, context, refusal, slot, slots)
+
+
+def _slots(slot: int, room: int, settings: InstanceSettings) -> int:
+    """Two for every running call, of which one moves on with it and one keeps its last block
+    boundary, and at most ``SNAPSHOT_SHARE`` of the room for what has no running call."""
+    if not slot:
+        return 0
+    return 2 * settings.max_running + int(room * SNAPSHOT_SHARE) // slot
 
 
 def _pages(nbytes: int) -> int:

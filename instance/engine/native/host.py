@@ -13,7 +13,7 @@ import torch
 from alipes.instance.engine.protocol import BlockCopy, EngineError, HostSlabs
 from alipes.instance.memory.arena import pinned_buffer, release_pinned
 from alipes.instance.memory.plan import MemoryPlan
-from alipes.instance.memory.specs import StateSpec
+from alipes.instance.memory.specs import StateSpec, paged
 from alipes.kernels.table import kernels_for
 
 
@@ -35,7 +35,7 @@ def block_rows(
     first: list[int] = []
     stride: list[int] = []
     at = 0
-    for state in states:
+    for state in paged(states):
         parts = block_tokens * state.token_bytes // slab_bytes
         first.extend(range(at, at + parts))
         stride.extend([parts] * parts)

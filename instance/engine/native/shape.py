@@ -11,7 +11,7 @@ from alipes.instance.engine.native.checkpoint import check_weights
 from alipes.instance.engine.native.config import ModelConfig, ModelError, read_config
 from alipes.instance.engine.native.layout import Layout, pack_layout
 from alipes.instance.memory.plan import Footprint
-from alipes.instance.memory.specs import DTYPE_BYTES, PagedKV, StateSpec
+from alipes.instance.memory.specs import DTYPE_BYTES, PagedKV
 
 WEIGHT_DTYPES: Final = ("float16", "float32")
 
@@ -23,7 +23,7 @@ class ModelShape:
     config: ModelConfig
     dtype: str
     layout: Layout
-    states: tuple[StateSpec, ...]
+    states: tuple[PagedKV, ...]
 
     def footprint(self, block_tokens: int) -> Footprint:
         """What the memory plan needs of it, in bytes."""
