@@ -12,12 +12,13 @@ from typing import Final
 
 import torch
 
-from alipes.kernels import cpu, portable, reference
+from alipes.kernels import cpu, delta, delta_reference, portable, reference
 from alipes.kernels.shapes import Segment, Workspace
 
 Tensor = torch.Tensor
 Linear = Callable[[Tensor, Tensor, Workspace], Tensor]
 Attend = Callable[[Tensor, Tensor, Tensor, Sequence[Segment], Workspace], Tensor]
+Delta = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 CopyRows = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 ExpertsForm = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Workspace], Tensor]
 
@@ -34,6 +35,13 @@ class Kernels:
     attend: Attend
     route: Callable[[Tensor, Tensor, int, bool], tuple[Tensor, Tensor]]
     experts: ExpertsForm
+    delta_gates: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
+    delta_chunk: Delta
+    delta_step: Delta
+    conv_chunk: Callable[[Tensor, Tensor, Tensor], Tensor]
+    conv_step: Callable[[Tensor, Tensor, Tensor], Tensor]
+    l2_norm: Callable[[Tensor, float], Tensor]
+    gated_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     copy_out: CopyRows
     copy_in: CopyRows
     penalize: Callable[[Tensor, Tensor, int, float, float, float], None]
@@ -50,6 +58,13 @@ REFERENCE: Final = Kernels(
     attend=reference.attend,
     route=reference.route,
     experts=reference.experts,
+    delta_gates=delta_reference.delta_gates,
+    delta_chunk=delta_reference.delta_chunk,
+    delta_step=delta_reference.delta_step,
+    conv_chunk=delta_reference.conv_chunk,
+    conv_step=delta_reference.conv_step,
+    l2_norm=delta_reference.l2_norm,
+    gated_norm=delta_reference.gated_norm,
     copy_out=reference.copy_out,
     copy_in=reference.copy_in,
     penalize=reference.penalize,
@@ -65,6 +80,12 @@ PORTABLE: Final = replace(
     silu_mul=portable.silu_mul,
     write_kv=portable.write_kv,
     route=portable.route,
+    delta_chunk=delta.delta_chunk,
+    delta_step=delta.delta_step,
+    conv_chunk=delta.conv_chunk,
+    conv_step=delta.conv_step,
+    l2_norm=delta.l2_norm,
+    gated_norm=delta.gated_norm,
     copy_out=portable.copy_out,
     copy_in=portable.copy_in,
     penalize=portable.penalize,
