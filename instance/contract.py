@@ -342,7 +342,8 @@ class Counters(Wire, frozen=True):
     ``sp_admitted`` counts calls let in by session-prefill, ``sp_parked`` the times that one which
     was eligible did not fit (one call may count in several slots). ``restored_tokens`` came from
     the host; they are among ``cached_tokens``. ``lingered_seconds`` passed in open slots that
-    waited for returning sessions."""
+    waited for returning sessions. ``declined_tokens`` were there as blocks, but were computed
+    again, as no recurrent state after them was kept."""
 
     live_calls: int = 0
     finished: int = 0
@@ -365,6 +366,7 @@ class Counters(Wire, frozen=True):
     checkpointed_blocks: int = 0
     host_evicted_blocks: int = 0
     lingered_seconds: float = 0.0
+    declined_tokens: int = 0
 
 
 class Snapshot(Wire, frozen=True):

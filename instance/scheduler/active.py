@@ -7,6 +7,8 @@ no set of half-computed prompts can block one another.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from alipes.instance.contract import BlocksStored, InstanceSettings
 from alipes.instance.memory.prefix import matchable_blocks
 from alipes.instance.memory.rows import HostBlock
@@ -17,6 +19,26 @@ from alipes.instance.scheduler.sequence import CallState, Sequence
 from alipes.instance.scheduler.space import KvSpace
 from alipes.instance.scheduler.tally import Tally
 from alipes.instance.scheduler.work import Checkpoint, Restore
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A beginning of a prompt that need not be computed: device blocks ``found``, of which the
+    first are ``published``, then host blocks. ``declined`` more lack the state after them."""
+
+    found: list[int]
+    published: int
+    sources: list[HostBlock]
+    declined: int = 0
+
+    @property
+    def blocks(self) -> int:
+        return len(self.found) + len(self.sources)
+
+    def first(self, blocks: int) -> Known:
+        found, rest = self.found[:blocks], max(0, blocks - len(self.found))
+        declined = self.blocks - blocks
+        return Known(found, min(self.published, blocks), self.sources[:rest], declined)
 
 
 class ActiveModel:
@@ -82,32 +104,46 @@ class ActiveModel:
         state = self.state
         if state.saved or len(state.resident) >= self._max_running:
             return False
-        found, published, sources = self._look_up(call)
+        known = self._look_up(call)
+        found, sources = known.found, known.sources
         if not self.space.acquire(call, found, len(sources), call.length, self._reserve()):
             return False
+        if not self.space.acquire_slots(call, known.blocks):
+            self.space.release(call)
+            return False
+        self._tally.declined_tokens += known.declined * self.space.block_tokens
         state.waiting.remove(call)
         call.move(CallState.PREFILL)
         state.resident[call.call.call_id] = call
         size = self.space.block_tokens
-        call.computed = (len(found) + len(sources)) * size
+        call.computed = known.blocks * size
         if call.started is None:
             call.restored_tokens = len(sources) * size
-        self._receive(call, sources, published, len(found))
+        self._receive(call, sources, known.published, len(found))
         return True
 
     def expect(self, call: Sequence) -> None:
         """Find anew how much of a waiting call's prompt need not be computed."""
-        found, _, sources = self._look_up(call)
-        size = self.space.block_tokens
-        known = (len(found) + len(sources)) * size
-        self.state.waiting.expect(call, known, len(sources) * size)
+        known, size = self._look_up(call), self.space.block_tokens
+        self.state.waiting.expect(call, known.blocks * size, len(known.sources) * size)
 
-    def _look_up(self, call: Sequence) -> tuple[list[int], int, list[HostBlock]]:
-        """Device blocks of the call's beginning, how many of them are published, and the host
-        blocks that go on from there, where copying those is sooner than computing."""
+    def _look_up(self, call: Sequence) -> Known:
+        """What there is of the call's beginning, where copying is sooner than computing; of a
+        model with recurrent layers only as far as there is a state to continue from."""
         limit = matchable_blocks(call.length, self.space.block_tokens)
         found, published = self.space.find(call, limit)
-        return found, published, self.state.restorable(self._host, call, len(found), limit)
+        sources = self.state.restorable(self._host, call, len(found), limit)
+        known = Known(found, published, sources)
+        if self.space.slots is None:
+            return known
+        blocks = known.blocks
+        while blocks and not self._has_state(call, blocks):
+            blocks -= 1
+        return known.first(blocks)
+
+    def _has_state(self, call: Sequence, blocks: int) -> bool:
+        on_device = self.space.state_at(call, blocks) is not None
+        return on_device or self._host.state_at(call, blocks) is not None
 
     def _reserve(self) -> int:
         """What those already here still need, and a block each for decode to grow into."""
@@ -126,12 +162,16 @@ class ActiveModel:
             sources = call.saved[len(found) :]
             if not self.space.acquire(call, found, len(sources), call.computed, 0):
                 break
+            if not self.space.acquire_slots(call, 0):
+                self.space.release(call)
+                break
+            call.marked = call.computed // size
             del self.state.saved[call.call.call_id]
             self.state.resident[call.call.call_id] = call
             decoding = call.generated > 0 and call.pending == 1
             call.move(CallState.DECODE if decoding else CallState.PREFILL)
             self._tally.resumed += 1
-            if published == len(call.blocks):
+            if published == len(call.blocks) and call.saved_slot is None:
                 self._host.forget(call)
             else:
                 self._restoring.resumes = True
@@ -140,8 +180,10 @@ class ActiveModel:
     def _receive(
         self, call: Sequence, sources: list[HostBlock], published: int, found: int
     ) -> None:
-        """Plan the copies into the call's blocks after those ``found``."""
-        if published == found and not sources:
+        """Plan the copies into the call's blocks after those ``found``, and into its slot unless
+        it continues from another."""
+        state = self._state_source(call)
+        if published == found and not sources and state is None:
             return
         call.published = published
         self._restoring.calls.append(call)
@@ -149,27 +191,38 @@ class ActiveModel:
         tokens = min(call.computed, (found + len(sources)) * size) - found * size
         self._host.registry.pin(sources)
         self._restoring.add(call, sources, found, tokens)
+        if state is not None and call.slot is not None:
+            self._host.registry.pin([state])
+            self._restoring.add_slot(self.space.device_of(call.slot), state)
         self.space.expect(call, found, call.computed // size)
+
+    def _state_source(self, call: Sequence) -> HostBlock | None:
+        if call.slot is None or call.origin is not None:
+            return None
+        return call.saved_slot or self._host.state_at(call, call.marked)
 
     def take_restore(self) -> Restore | None:
         """The copies that must be made before anything else is computed."""
-        return self._restoring.work() if self._restoring.devices else None
+        waits = self._restoring.devices or self._restoring.slots
+        return self._restoring.work() if waits else None
 
     def restored(self, failed: bool) -> tuple[Restoring, tuple[BlocksStored, ...]]:
         """The copies were made, or could not be: then the calls are computed instead."""
         batch, self._restoring = self._restoring, Restoring()
         self.space.arrived()
-        self._host.registry.unpin(batch.sources)
-        self._host.registry.touch(batch.sources)
+        for sources in (batch.sources, batch.slot_sources):
+            self._host.registry.unpin(sources)
+            self._host.registry.touch(sources)
         stored: list[BlocksStored] = []
         for call in batch.calls:
-            was_saved = bool(call.saved)
+            # Without its recurrent state no beginning is of use.
+            whole = bool(call.saved) or call.slot is not None
             self._host.forget(call)
             if not failed:
                 stored.extend(self.space.publish(call))
                 continue
             call.recompute = True
-            if was_saved:
+            if whole:
                 self.preempt(call)
             else:
                 self.space.truncate(call, call.published)
@@ -187,21 +240,41 @@ class ActiveModel:
         needed = sum(self.space.blocks_for(call.length) for call in others)
         spare = max(0, self._host.room(self.state.name) - needed)
         copying = self._host.checkpoint(calls, spare)
-        if copying is None:
+        if self.space.slots is not None:
+            copying = self._with_states(calls, copying or Copying())
+        if copying is None or not copying.blocks:
             return None
         self.space.pool.share(copying.device)
         return self._host.begin(copying)
 
-    def copied(self, device: list[int]) -> None:
-        """The copies from these blocks have ended."""
-        self.space.pool.release(device)
+    def _with_states(self, calls: list[Sequence], copying: Copying) -> Copying:
+        """The copies of the calls' blocks, and of the state after the last of them."""
+        for call in calls:
+            slot = self.space.state_at(call, call.marked)
+            block = None if slot is None else self._host.reserve_state(call, call.marked)
+            if slot is not None and block is not None:
+                assert self.space.slots is not None
+                self.space.slots.hold(slot)
+                copying.add_slot(self.space.device_of(slot), block)
+                copying.slots.append(slot)
+        return copying
+
+    def copied(self, copying: Copying) -> None:
+        """These copies have ended, or were not made."""
+        self.space.pool.release(copying.device)
+        for slot in copying.slots:
+            assert self.space.slots is not None
+            self.space.slots.release(slot)
 
     def leave(self) -> Checkpoint | None:
         """Ready every resident call for a switch: the oldest are saved while the host has room,
         the others will be recomputed. The blocks of the saved stay as they are."""
         copying = Copying()
         for call in sorted(self.state.resident.values(), key=lambda call: call.order):
-            if not self._host.save(call, copying):
+            held = call.slot if call.origin is None else call.origin
+            if not self._host.save(
+                call, copying, None if held is None else self.space.device_of(held)
+            ):
                 self.preempt(call)
                 continue
             call.move(CallState.SAVED)

@@ -128,8 +128,7 @@ class CallTable:
         state = self.models[call.call.model]
         self._forget_saved(call)
         call.computed = 0
-        call.blocks = []
-        call.published = 0
+        call.leave_device()
         call.move(CallState.WAITING)
         state.waiting.add(call)
         state.expect_host(self._host, call)

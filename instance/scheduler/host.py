@@ -18,11 +18,18 @@ from alipes.instance.scheduler.work import Checkpoint
 
 @dataclass(slots=True)
 class Copying:
-    """Copies to the host that are under way; the ``device`` blocks are held until they end."""
+    """Copies to the host that are under way; the ``device`` blocks and ``slots`` are held until
+    they end."""
 
     sources: list[int] = field(default_factory=list)
     blocks: list[HostBlock] = field(default_factory=list)
     device: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+
+    def add_slot(self, device: int, block: HostBlock) -> None:
+        """A slot, as copies name it."""
+        self.sources.append(device)
+        self.blocks.append(block)
 
     def add(self, device: list[int], blocks: list[HostBlock], places: list[int]) -> None:
         """``device`` and host ``blocks`` of one path, of which those at ``places`` are copied."""
@@ -47,6 +54,7 @@ class HostKv:
         self._shared = shared
         self._block_tokens = block_tokens
         self._slabs = {r.name: -(-r.block_bytes // host.slab_bytes) for r in reports}
+        self._slot_slabs = {r.name: -(-r.slot_bytes // host.slab_bytes) for r in reports}
         self._revision = {report.name: report.kv_format for report in reports}
         self._models: dict[str, list[str]] = defaultdict(list)
         for report in reports:
@@ -80,6 +88,18 @@ class HostKv:
             call.on_host[first:] = found
         return found
 
+    def state_at(self, call: Sequence, blocks: int) -> HostBlock | None:
+        """The recurrent state after the call's first ``blocks`` blocks, if the host can give it."""
+        if not self._shared or call.recompute or not blocks:
+            return None
+        key = call.extend_path(blocks, self._block_tokens)[blocks - 1]
+        block = self.registry.find(self._state_revision(call), key)
+        return block if block is not None and block.complete else None
+
+    def _state_revision(self, call: Sequence) -> str:
+        """Of a name that no model goes by, as nothing of it is told."""
+        return f"{self._revision[call.call.model]}/state"
+
     # --- to the host ---------------------------------------------------------------------------
 
     def checkpoint(self, calls: Iterable[Sequence], spare: int) -> Copying | None:
@@ -100,13 +120,38 @@ class HostKv:
             copying.device.extend(call.blocks[:full] if new else ())
         return copying if copying.blocks else None
 
-    def save(self, call: Sequence, copying: Copying) -> bool:
-        """Reserve all that a running call needs to be resumed; False, with nothing changed, where
-        there is no room for it."""
-        model = call.call.model
-        full, rest = divmod(call.computed, self._block_tokens)
+    def reserve_state(self, call: Sequence, blocks: int) -> HostBlock | None:
+        """Room for the recurrent state after the call's first ``blocks`` blocks; None where the
+        host has it, or has no room."""
+        if not self._shared or not blocks:
+            return None
+        revision, keys = self._state_revision(call), call.extend_path(blocks, self._block_tokens)
+        if self.registry.find(revision, keys[blocks - 1]) is not None:
+            return None
+        return self.registry.reserve(revision, keys[blocks - 1], self._slot_slabs[call.call.model])
+
+    def save(self, call: Sequence, copying: Copying, slot: int | None = None) -> bool:
+        """Reserve all that a running call needs to be resumed, its state in device ``slot`` too;
+        False, with nothing changed, where there is no room for it."""
         if call.computed == 0:
             return False
+        if slot is None:
+            return self._save_blocks(call, copying)
+        revision, slabs = self._state_revision(call), self._slot_slabs[call.call.model]
+        state = self.registry.reserve(revision, None, slabs)
+        if state is None:
+            return False
+        if not self._save_blocks(call, copying):
+            self.registry.abort([state])
+            return False
+        self.registry.hold([state])
+        call.saved_slot = state
+        copying.add_slot(slot, state)
+        return True
+
+    def _save_blocks(self, call: Sequence, copying: Copying) -> bool:
+        model = call.call.model
+        full, rest = divmod(call.computed, self._block_tokens)
         keys = call.extend_path(full, self._block_tokens)[:full] if self._shared else []
         private = full - len(keys) + (rest > 0)
         saved = self.registry.hold_path(
@@ -145,12 +190,19 @@ class HostKv:
     def lost(self, ticket: int, calls: Iterable[Sequence]) -> list[Sequence]:
         """Those of the saved ``calls`` that refer to blocks of these copies."""
         blocks = set(map(id, self._copying[ticket].blocks))
-        return [call for call in calls if any(id(block) in blocks for block in call.saved)]
+        return [
+            call
+            for call in calls
+            if any(id(block) in blocks for block in (*call.saved, call.saved_slot))
+        ]
 
     def forget(self, call: Sequence) -> None:
         """The call will not come back for its host blocks (again)."""
         self.registry.drop(call.saved)
         call.saved = []
+        if call.saved_slot is not None:
+            self.registry.drop([call.saved_slot])
+            call.saved_slot = None
 
     def _reserve(self, call: Sequence, keys: list[bytes]) -> tuple[list[HostBlock], list[int]]:
         model = call.call.model

@@ -78,7 +78,10 @@ class ModelState:
     def expect_host(self, host: HostKv, call: Sequence) -> None:
         """Find anew what a waiting call of a model that is not active need not compute."""
         limit = matchable_blocks(call.length, self.settings.block_tokens)
-        known = len(self.restorable(host, call, 0, limit)) * self.settings.block_tokens
+        blocks = len(self.restorable(host, call, 0, limit))
+        while self.report.slots and blocks and host.state_at(call, blocks) is None:
+            blocks -= 1
+        known = blocks * self.settings.block_tokens
         self.waiting.expect(call, known, known)
 
     def copy_ns(self, tokens: int) -> int:

@@ -70,6 +70,7 @@ def take(
     results = iter(sampled)
     for call, tokens in zip(calls, run.chunks, strict=True):
         call.computed += tokens
+        space.moved_on(call)
         if call.computed < call.length:
             continue
         result = next(results, None)

@@ -189,9 +189,9 @@ class RoundScheduler:
 
     def rows(self, run: Run) -> tuple[Row, ...]:
         """The next iteration of a run; valid until it is reported."""
-        calls = self._calls
+        calls, size = self._calls, self._settings.block_tokens
         return tuple(
-            calls[call_id].row(tokens)
+            calls[call_id].row(tokens, size)
             for call_id, tokens in zip(run.call_ids, run.chunks, strict=True)
         )
 
@@ -279,7 +279,7 @@ class RoundScheduler:
         for ticket in tickets:
             copying = self._host.ended(ticket)
             if self._active is not None:
-                self._active.copied(copying.device)
+                self._active.copied(copying)
         return self._progress()
 
     def uncopied(self, checkpoint: Checkpoint, now: int) -> Progress:
@@ -289,7 +289,7 @@ class RoundScheduler:
             self._calls.requeue_saved(call)
         copying = self._host.failed(checkpoint.ticket)
         if self._active is not None:
-            self._active.copied(copying.device)
+            self._active.copied(copying)
         self._changed()
         return self._progress()
 
@@ -328,8 +328,7 @@ class RoundScheduler:
             self._tally.switches += 1
             state = self._active.state
             for call in state.saved.values():
-                call.blocks = []
-                call.published = 0
+                call.leave_device()
             self._active.space.clear()
             for call in state.waiting:
                 state.expect_host(self._host, call)

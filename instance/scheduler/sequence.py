@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from alipes.instance.contract import KEY_BYTES, FinishReason, Submit, TokenIds, chain_keys
-from alipes.instance.engine.protocol import Draw, Row
+from alipes.instance.engine.protocol import Draw, Recurrence, Row
 from alipes.instance.memory.rows import HostBlock
 
 KEYS_AHEAD: Final = 64
@@ -61,7 +61,11 @@ class Sequence:
     it waits, ``known`` tokens are expected to need no computing, ``known_host`` of them from the
     host; ``recompute`` tells that the host failed to give them. ``parked`` is the turn of the slot
     that parked it last, ``aged`` tells that it lacked blocks once. ``on_host`` are the blocks that
-    the host had of its beginning when it was last asked. Times in ns."""
+    the host had of its beginning when it was last asked. Times in ns.
+
+    The recurrent state of a resident call is in ``slot``, or still in ``origin`` that it continues
+    from and does not own; ``mark`` is for its state at the next block boundary, ``marked`` the
+    number of blocks at the last. That of a saved call is in ``saved_slot``."""
 
     call: Submit
     arrived: int
@@ -83,6 +87,11 @@ class Sequence:
     aged: bool = False
     blocks: list[int] = field(default_factory=list)
     saved: list[HostBlock] = field(default_factory=list)
+    slot: int | None = None
+    origin: int | None = None
+    mark: int | None = None
+    marked: int = 0
+    saved_slot: HostBlock | None = None
     on_host: list[HostBlock] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
     started: int | None = None
@@ -122,6 +131,13 @@ class Sequence:
             raise ValueError(f"a {self.state} call cannot become {state}")
         self.state = state
 
+    def leave_device(self) -> None:
+        """What it had there is void, or was given back."""
+        self.blocks = []
+        self.published = 0
+        self.slot = self.origin = self.mark = None
+        self.marked = 0
+
     def start(self, now: int) -> None:
         """Make room for the output; from here on ``history`` is written in place."""
         history = np.empty(self.prompt_tokens + self.call.max_tokens, dtype=np.int32)
@@ -151,7 +167,7 @@ class Sequence:
                 self.extend_path(min(index + KEYS_AHEAD, blocks), block_tokens)
             yield self.keys[index]
 
-    def row(self, tokens: int) -> Row:
+    def row(self, tokens: int, block_tokens: int) -> Row:
         """Compute the next ``tokens`` positions, and draw when they reach the end."""
         start = self.computed
         end = start + tokens
@@ -164,7 +180,18 @@ class Sequence:
                 prompt_tokens=self.prompt_tokens,
                 forced=int(self.forced[at]) if at < len(self.forced) else None,
             )
-        return Row(self.call.call_id, self.history[start:end], start, self.blocks, draw)
+        recurrence = self._recurrence(start, end, block_tokens)
+        tokens_in = self.history[start:end]
+        return Row(self.call.call_id, tokens_in, start, self.blocks, draw, recurrence)
+
+    def _recurrence(self, start: int, end: int, block_tokens: int) -> Recurrence | None:
+        if self.slot is None:
+            return None
+        load = self.slot if self.origin is None else self.origin
+        boundary = end // block_tokens * block_tokens
+        keep = self.mark if boundary > start else None
+        kept = boundary - start if keep is not None else 0
+        return Recurrence(load if start else None, self.slot, keep, kept)
 
     def append(self, token: int, now: int) -> FinishReason | None:
         """Take a drawn token; says why the call ends, if it does."""

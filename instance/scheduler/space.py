@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TypeGuard
 
 from alipes.instance.contract import BlocksRemoved, BlocksStored, ModelReport
 from alipes.instance.memory.blocks import BlockPool
 from alipes.instance.memory.prefix import PrefixIndex
+from alipes.instance.memory.slots import SlotPool
 from alipes.instance.scheduler.sequence import Sequence
 
 
 class KvSpace:
     """One pool and one index, made anew at every switch: what was there before is void. Blocks
-    that a planned restore will fill can be shared already, but are not published yet."""
+    that a planned restore will fill can be shared already, but are not published yet. A model with
+    recurrent layers has ``slots`` too: a prefix is of use only where a slot has the state after
+    it."""
 
     def __init__(self, report: ModelReport, block_tokens: int) -> None:
         self.pool = BlockPool(report.kv_blocks)
+        self.slots = SlotPool(report.slots) if report.slots else None
+        self._first_slot = report.kv_blocks
         self.block_tokens = block_tokens
         self._index = PrefixIndex(report.name)
         self._incoming: dict[bytes, int] = {}
@@ -100,9 +106,62 @@ class KvSpace:
         del call.blocks[blocks:]
 
     def release(self, call: Sequence) -> None:
-        """Take the call's blocks back; published ones stay for others to share."""
+        """Take back all that the call holds; what is published or named stays for others."""
         self.truncate(call, 0)
-        call.published = 0
+        if self.slots is not None:
+            for slot in filter(_is_slot, (call.slot, call.origin, call.mark)):
+                self.slots.release(slot)
+        call.leave_device()
+
+    # --- recurrent state -----------------------------------------------------------------------
+
+    def state_at(self, call: Sequence, blocks: int) -> int | None:
+        """The slot with the state after the call's first ``blocks`` blocks."""
+        if self.slots is None or not blocks:
+            return None
+        return self.slots.find(call.extend_path(blocks, self.block_tokens)[blocks - 1])
+
+    def device_of(self, slot: int) -> int:
+        """The slot as copies name it, see ``BlockCopy``."""
+        return self._first_slot + slot
+
+    def acquire_slots(self, call: Sequence, blocks: int) -> bool:
+        """Give the call, whose first ``blocks`` blocks are there, slots of its own; it continues
+        from the slot that has the state after them, if one has. False changes nothing."""
+        if self.slots is None:
+            return True
+        origin = self.state_at(call, blocks)
+        if origin is not None:
+            # First, or it could be the one that is taken.
+            self.slots.hold(origin)
+        slot = self.slots.take()
+        if slot is None:
+            if origin is not None:
+                self.slots.release(origin)
+            return False
+        call.slot, call.origin, call.marked = slot, origin, blocks
+        call.mark = self.slots.take()
+        return True
+
+    def moved_on(self, call: Sequence) -> None:
+        """The call's state is in its own slot; where it has passed a block boundary, its mark has
+        that of there, and is named for others. Of those inside a reply only the last is of use."""
+        if self.slots is None:
+            return
+        if call.origin is not None:
+            self.slots.release(call.origin)
+            call.origin = None
+        blocks, before = call.computed // self.block_tokens, call.marked
+        if blocks == before:
+            return
+        call.marked = blocks
+        if call.mark is not None:
+            keys = call.extend_path(blocks, self.block_tokens)
+            self.slots.name(call.mark, keys[blocks - 1])
+            self.slots.release(call.mark)
+            if before * self.block_tokens > call.prompt_tokens:
+                self.slots.forget(keys[before - 1])
+        call.mark = self.slots.take()
 
     def known(self) -> tuple[BlocksStored, ...]:
         """All that is published now."""
@@ -119,3 +178,7 @@ class KvSpace:
         removed = tuple(self._removed)
         self._removed.clear()
         return removed
+
+
+def _is_slot(slot: int | None) -> TypeGuard[int]:
+    return slot is not None

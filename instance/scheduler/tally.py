@@ -30,6 +30,7 @@ class Tally:
     restores: int = 0
     restored_tokens: int = 0
     lingered_seconds: float = 0.0
+    declined_tokens: int = 0
 
     def fell_short(self, model: str, seconds: float) -> None:
         self.shortfall[model] = self.shortfall.get(model, 0.0) + seconds
@@ -57,4 +58,5 @@ class Tally:
             checkpointed_blocks=checkpointed,
             host_evicted_blocks=host_evicted,
             lingered_seconds=self.lingered_seconds,
+            declined_tokens=self.declined_tokens,
         )

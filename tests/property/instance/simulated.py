@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, abc, defaultdict, deque
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -37,6 +37,7 @@ from alipes.instance.engine.protocol import (
     SwitchReport,
 )
 from alipes.instance.scheduler import phases
+from alipes.instance.scheduler.active import ActiveModel
 from alipes.instance.scheduler.queue import WaitingQueue
 from alipes.instance.scheduler.rounds import RoundScheduler
 from alipes.instance.scheduler.sequence import CallState, Sequence
@@ -73,8 +74,13 @@ def answer(prompt: abc.Sequence[int], max_tokens: int, stops: abc.Sequence[int])
     return history[len(prompt) :]
 
 
-def report(name: str, blocks: int, context: int = 400, slabs: int = 2) -> ModelReport:
-    return ModelReport(name, f"{name}:test", context, VOCABULARY, 1 << 20, slabs * SLAB, blocks)
+def report(
+    name: str, blocks: int, context: int = 400, slabs: int = 2, slots: int = 0
+) -> ModelReport:
+    size = 3 * SLAB if slots else 0
+    return ModelReport(
+        name, f"{name}:test", context, VOCABULARY, 1 << 20, slabs * SLAB, blocks, size, slots
+    )
 
 
 def settings_of(names: abc.Sequence[str], **changes: object) -> InstanceSettings:
@@ -123,10 +129,11 @@ Context = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Copied:
-    """What one block held when it was copied; ``part`` of it lies in a slab."""
+    """What one block or slot held when it was copied; ``part`` of it lies in a slab."""
 
     model: str
     content: dict[int, Context]
+    state: Context | None
 
 
 @dataclass
@@ -134,7 +141,8 @@ class SimulatedEngine:
     """Computes nothing, but knows for every position of every block which context it is the
     state of, and refuses rows whose blocks are anything else. A copy to the host ends when it has
     been asked for ``delay`` times; the next ``refusals`` copies are refused. ``now`` is the virtual
-    clock."""
+    clock. ``reports`` tells which models have slots: it knows of which context each is the state
+    too."""
 
     costs: Costs = field(default_factory=Costs)
     delay: int = 2
@@ -144,6 +152,8 @@ class SimulatedEngine:
     content: dict[tuple[int, int], Context] = field(default_factory=dict)
     host: dict[int, tuple[Copied, int]] = field(default_factory=dict)
     copying: dict[int, tuple[tuple[BlockCopy, ...], int]] = field(default_factory=dict)
+    reports: dict[str, ModelReport] = field(default_factory=dict)
+    slots: dict[int, Context] = field(default_factory=dict)
 
     def spend(self, seconds: float) -> None:
         self.now += int(seconds * 1e9)
@@ -152,6 +162,7 @@ class SimulatedEngine:
         assert not self.copying
         self.active = model
         self.content.clear()
+        self.slots.clear()
         self.spend(self.costs.switch)
         return SwitchReport(self.costs.switch, 0, addresses_kept=True)
 
@@ -166,6 +177,7 @@ class SimulatedEngine:
 
     def _compute(self, row: Row) -> Sampled | None:
         context = self._state(row.blocks, row.start)
+        self._recur(row, context)
         for position, token in enumerate(row.tokens, row.start):
             context = (*context, int(token))
             assert row.blocks[position // BLOCK] not in self._moving()
@@ -176,6 +188,31 @@ class SimulatedEngine:
             raise EngineError("the blocks are not the state of the history")
         drawn = token_after(context) if row.draw.forced is None else row.draw.forced
         return Sampled(row.call_id, drawn)
+
+    def _recur(self, row: Row, context: Context) -> None:
+        report = self.reports.get(self.active)
+        assert (row.recurrence is not None) == bool(report and report.slots)
+        if row.recurrence is None or report is None:
+            return
+        load, save, keep, kept = astuple(row.recurrence)
+        assert (load is None) == (row.start == 0)
+        assert load is None or self.slots[load] == context, "the slot is not the state"
+        written = {save} if keep is None else {save, keep}
+        assert all(0 <= slot < report.slots for slot in written)
+        assert (keep is None) == (kept == 0)
+        assert keep is None or (keep not in (save, load) and (row.start + kept) % BLOCK == 0)
+        assert self._moving().isdisjoint(report.kv_blocks + slot for slot in written)
+        tokens = tuple(map(int, row.tokens))
+        self.slots[save] = context + tokens
+        if keep is not None:
+            self.slots[keep] = context + tokens[:kept]
+
+    def _slot(self, device: int) -> int | None:
+        report = self.reports.get(self.active)
+        if report is None or device < report.kv_blocks:
+            return None
+        assert device < report.kv_blocks + report.slots
+        return device - report.kv_blocks
 
     def _state(self, blocks: abc.Sequence[int], end: int) -> tuple[int, ...]:
         """The context that the first ``end`` positions hold, checked at every one of them."""
@@ -225,7 +262,9 @@ class SimulatedEngine:
                     for p in range(BLOCK)
                     if (copy.device, p) in self.content
                 }
-                whole = Copied(self.active, held)
+                slot = self._slot(copy.device)
+                state = None if slot is None else self.slots[slot]
+                whole = Copied(self.active, held, state)
                 self.host.update((slab, (whole, part)) for part, slab in enumerate(copy.slabs))
         return tuple(sorted(tickets))
 
@@ -238,6 +277,11 @@ class SimulatedEngine:
             assert [self.host[slab] for slab in copy.slabs] == [
                 (whole, part) for part in range(len(copy.slabs))
             ]
+            slot = self._slot(copy.device)
+            assert (slot is None) == (whole.state is None)
+            if slot is not None and whole.state is not None:
+                self.slots[slot] = whole.state
+                continue
             for position in range(BLOCK):
                 self.content.pop((copy.device, position), None)
             self.content.update(((copy.device, p), held) for p, held in whole.content.items())
@@ -248,7 +292,7 @@ class Driver:
     """Executes the scheduler's work on a ``SimulatedEngine`` and checks what it sees."""
 
     def __init__(self, settings: InstanceSettings, reports: tuple[ModelReport, ...]) -> None:
-        self.engine = SimulatedEngine()
+        self.engine = SimulatedEngine(reports={report.name: report for report in reports})
         self.settings = settings
         host = HostSlabs(SLAB, settings.host_bytes // SLAB)
         self.scheduler = RoundScheduler(settings, reports, host)
@@ -540,6 +584,7 @@ class Driver:
             assert call.state in (CallState.PREFILL, CallState.DECODE)
             assert len(set(call.blocks)) == len(call.blocks)
             assert not call.saved
+        self._check_slots(active)
         for other, state in models.items():
             assert other == name or not state.resident
             self._check_queue(state.waiting)
@@ -547,6 +592,24 @@ class Driver:
         told = {(m, tier, key) for (m, tier), keys in self.stored.items() for key in keys}
         assert known == told
         assert all(self._parents[e.keys[0]] == e.parent for e in self.scheduler.known())
+
+    def _check_slots(self, active: ActiveModel) -> None:
+        """Every slot is free, kept under a name, or held by those that say so."""
+        pool, host = active.space.slots, self.scheduler._host
+        calls = active.state.resident.values()
+        assert (pool is None) == (not active.state.report.slots)
+        if pool is None:
+            assert all(call.slot is call.origin is call.mark is None for call in calls)
+            return
+        held = Counter(s for c in calls for s in (c.slot, c.origin, c.mark) if s is not None)
+        held.update(s for copying in host._copying.values() for s in copying.slots)
+        assert pool.held == len(held)
+        assert all(pool.references(slot) == count for slot, count in held.items())
+        assert pool.free + pool.kept + pool.held == pool.total
+        for call in calls:
+            assert call.slot is not None
+            assert held[call.slot] == 1
+            assert call.mark is None or held[call.mark] == 1
 
     def _check_queue(self, waiting: WaitingQueue) -> None:
         assert waiting.context == sum(call.length for call in waiting)
@@ -559,11 +622,13 @@ class Driver:
         """Every slab is free, published, in a copy, or a saved call's."""
         registry = self.scheduler._host.registry
         saved = [c for s in self.scheduler._calls.models.values() for c in s.saved.values()]
+        states = [call.saved_slot for call in saved if call.saved_slot is not None]
         references = Counter(id(block) for call in saved for block in call.saved)
+        references.update(map(id, states))
         copying = {t: c.blocks for t, c in self.scheduler._host._copying.items()}
         assert set(copying) == set(self.engine.copying)
         blocks = {id(b): b for known in registry._keyed.values() for b in known.values()}
-        blocks |= {id(b): b for call in saved for b in call.saved}
+        blocks |= {id(b): b for b in (*states, *(b for call in saved for b in call.saved))}
         blocks |= {id(b): b for moving in copying.values() for b in moving}
         moving = {id(b) for blocks in copying.values() for b in blocks}
         slabs = [slab for block in blocks.values() for slab in block.slabs]
@@ -591,5 +656,7 @@ class Driver:
         snapshot = self.scheduler.snapshot(self.engine.now)
         assert snapshot.counters.live_calls == 0
         assert snapshot.occupancy.held == snapshot.occupancy.host_held == 0
+        active = self.scheduler._active
+        assert active is None or active.space.slots is None or active.space.slots.held == 0
         for load in snapshot.loads.values():
             assert load == type(load)()

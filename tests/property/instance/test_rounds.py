@@ -31,6 +31,7 @@ class Rounds(RuleBasedStateMachine):
         delay=st.integers(0, 5),
         session_prefill=st.booleans(),
         host_kv=st.booleans(),
+        slots=st.sampled_from([0, 0, 5, 9, 40]),
     )
     def build(
         self,
@@ -43,6 +44,7 @@ class Rounds(RuleBasedStateMachine):
         delay: int,
         session_prefill: bool,
         host_kv: bool,
+        slots: int,
     ) -> None:
         self.names = [f"m{index}" for index in range(models)]
         settings = settings_of(
@@ -52,7 +54,11 @@ class Rounds(RuleBasedStateMachine):
             session_prefill=session_prefill,
             host_kv=host_kv,
         )
-        reports = tuple(report(name, blocks, slabs=2 + n % 2) for n, name in enumerate(self.names))
+        reports = tuple(
+            # The second has no recurrent layers.
+            report(name, blocks, slabs=2 + n % 2, slots=slots * (n != 1))
+            for n, name in enumerate(self.names)
+        )
         self.driver = Driver(settings, reports)
         self.driver.engine.costs.switch = switch
         self.driver.engine.costs.step = step
