@@ -139,7 +139,8 @@ def _pieces(
     if len(runs) <= _MAX_RUNS:
         return [pool[slot : slot + length] for slot, length in runs]
     slots = torch.cat([torch.arange(slot, slot + length) for slot, length in runs])
-    gathered = workspace.gather[: len(slots)]
+    scratch = workspace.gather[: len(slots) * pool[0].numel()]
+    gathered = scratch.view(len(slots), *pool.shape[1:])
     return [torch.index_select(pool, 0, slots, out=gathered)]
 
 

@@ -26,7 +26,7 @@ class Segment:
 @dataclass(frozen=True, slots=True)
 class Workspace:
     """float32 scratch of the runtime region: ``widen`` (elements,) for a weight matrix,
-    ``gather`` (slots, 2, heads, dim) for scattered keys and values."""
+    ``gather`` (elements,) for one layer's paged state of a call whose blocks are scattered."""
 
     widen: torch.Tensor
     gather: torch.Tensor

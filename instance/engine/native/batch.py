@@ -25,13 +25,27 @@ class Bounds:
     blocks: int
     context: int
     vocab: int
+    slots: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrences:
+    """What rows do with slots of recurrent state, one entry a row. ``load``, ``save`` and
+    ``keep`` are (rows,) int64 on the device, -1 where there is none; a row leaves the state
+    after its first ``kept`` tokens in ``keep``."""
+
+    load: torch.Tensor
+    save: torch.Tensor
+    keep: torch.Tensor
+    kept: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
     """n tokens of all rows, one after another. ``tokens``, ``positions``, ``slots`` are (n,)
     int64 on the device; ``last`` (draws,) int64 holds the index of each drawing row's last
-    token, or is None where every token is one."""
+    token, or is None where every token is one. There is one segment a row; ``recurrences`` is
+    None for a model without recurrent state."""
 
     tokens: torch.Tensor
     positions: torch.Tensor
@@ -39,6 +53,7 @@ class Batch:
     segments: tuple[Segment, ...]
     last: torch.Tensor | None
     draws: int
+    recurrences: Recurrences | None = None
 
     @property
     def rows(self) -> int:
@@ -67,7 +82,19 @@ def build_batch(rows: Sequence[Row], bounds: Bounds, device: torch.device) -> Ba
         segments=tuple(segments),
         last=None if len(last) == first else torch.tensor(last, dtype=torch.int64, device=device),
         draws=len(last),
+        recurrences=_recurrences(rows, device) if bounds.slots else None,
     )
+
+
+def _recurrences(rows: Sequence[Row], device: torch.device) -> Recurrences:
+    given = [row.recurrence for row in rows if row.recurrence is not None]
+    columns = (
+        [-1 if one.load is None else one.load for one in given],
+        [one.save for one in given],
+        [-1 if one.keep is None else one.keep for one in given],
+    )
+    load, save, keep = (torch.tensor(c, dtype=torch.int64, device=device) for c in columns)
+    return Recurrences(load, save, keep, tuple(one.kept for one in given))
 
 
 def _checked_table(row: Row, end: int, bounds: Bounds) -> Table:
@@ -89,6 +116,24 @@ def _problem(row: Row, end: int, table: Table, bounds: Bounds) -> str | None:
         return f"{len(table)} blocks do not cover {end} positions"
     if table.min() < 0 or table.max() >= bounds.blocks:
         return f"a block id is outside the pool of {bounds.blocks} blocks"
+    return _slot_problem(row, bounds.slots)
+
+
+def _slot_problem(row: Row, slots: int) -> str | None:
+    given = row.recurrence
+    if given is None:
+        return "the model has recurrent state: the row needs slots" if slots else None
+    if not slots:
+        return "the model has no recurrent state: the row may not name slots"
+    if (given.load is None) != (row.start == 0):
+        return f"it begins at {row.start} with slot {given.load}: no state is that of position 0"
+    for slot in (given.load, given.save, given.keep):
+        if slot is not None and not 0 <= slot < slots:
+            return f"slot {slot} is not one of {slots}"
+    if given.keep == given.save:
+        return f"slot {given.keep} cannot hold two states"
+    if given.keep is not None and not 0 < given.kept <= len(row.tokens):
+        return f"the state after {given.kept} of {len(row.tokens)} tokens cannot be kept"
     return None
 
 

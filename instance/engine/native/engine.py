@@ -16,7 +16,13 @@ import torch
 from alipes.instance.contract import InstanceSettings, ModelReport, Sampling
 from alipes.instance.engine.native.batch import Bounds, build_batch
 from alipes.instance.engine.native.host import BlockRows, HostPool, block_rows
-from alipes.instance.engine.native.model import Shell, build_shell, forward, rotary_angles
+from alipes.instance.engine.native.model import (
+    Shell,
+    begin_pass,
+    build_shell,
+    forward,
+    rotary_angles,
+)
 from alipes.instance.engine.native.sampler import sample
 from alipes.instance.engine.native.shape import (
     ModelShape,
@@ -30,6 +36,7 @@ from alipes.instance.engine.protocol import (
     Draw,
     EngineError,
     HostSlabs,
+    Recurrence,
     Row,
     Sampled,
     SwitchReport,
@@ -91,8 +98,11 @@ class NativeEngine:
         ids = np.zeros(count + 1, dtype=np.int32)
         blocks = range(-(-len(ids) // self._settings.block_tokens))
         prompt = Draw(Sampling(temperature=0), ids[:count], count)
-        self.step([Row(b"", ids[:count], 0, blocks, prompt)])
-        self.step([Row(b"", ids[count:], count, blocks, Draw(prompt.sampling, ids, count))])
+        recurrent = bool(self._models[name].plan.slots)
+        first, second = (Recurrence(None, 0), Recurrence(0, 0)) if recurrent else (None, None)
+        self.step([Row(b"", ids[:count], 0, blocks, prompt, first)])
+        following = Draw(prompt.sampling, ids, count)
+        self.step([Row(b"", ids[count:], count, blocks, following, second)])
         self._active = ""
 
     @property
@@ -133,32 +143,37 @@ class NativeEngine:
         base = (weights.data_ptr(), kv.data_ptr())
         kept = entry.shell is None or entry.base == base
         if entry.shell is None or not kept:
-            slots = entry.plan.kv_blocks * self._settings.block_tokens
             angles = rotary_angles(entry.shape.config, entry.plan.context, self._device)
-            entry.shell = build_shell(entry.shape, weights, kv, slots, angles)
+            size = self._settings.block_tokens
+            entry.shell = build_shell(entry.shape, weights, kv, entry.plan, size, angles)
             entry.base = base
         return kept
 
     def step(self, rows: Sequence[Row]) -> tuple[Sampled, ...]:
         """Rows of few tokens that all draw multiply in the weights' own dtype; should float16
-        overflow there, the step is computed again with widened weights."""
+        overflow there, the step is computed again with widened weights. Recurrent state is
+        written last of all."""
         entry, shell = self._current()
         bounds = Bounds(
             self._settings.block_tokens,
             entry.plan.kv_blocks,
             entry.plan.context,
             entry.shape.config.vocab,
+            entry.plan.slots,
         )
         workspace = self._workspaces[self._active]
         with torch.inference_mode():
             batch = build_batch(rows, bounds, self._device)
             decoding = batch.draws == len(rows) == batch.rows
             kernels = kernels_for(self._device, batch.rows if decoding else None)
-            logits = forward(shell, batch, kernels, workspace)
+            step = begin_pass(shell, batch, kernels, workspace)
+            logits = forward(shell, step)
             if not math.isfinite(float(logits.sum())):
-                kernels = kernels_for(self._device, None)
-                logits = forward(shell, batch, kernels, workspace)
-            return sample(rows, logits, kernels)
+                step = begin_pass(shell, batch, kernels_for(self._device, None), workspace)
+                logits = forward(shell, step)
+            sampled = sample(rows, logits, step.kernels)
+            step.commit()
+            return sampled
 
     def copy_out(self, ticket: int, copies: Sequence[BlockCopy]) -> None:
         entry, _ = self._current()
@@ -207,11 +222,7 @@ def _usable(name: str) -> torch.device:
 def _workspace(shape: ModelShape, runtime: torch.Tensor, block_tokens: int) -> Workspace:
     memory = runtime.view(torch.float32)
     widen, gather = widen_elements(shape), gather_elements(shape, block_tokens)
-    state = shape.states[0]
-    return Workspace(
-        widen=memory[:widen],
-        gather=memory[widen : widen + gather].view(-1, 2, state.heads, state.dim),
-    )
+    return Workspace(widen=memory[:widen], gather=memory[widen : widen + gather])
 
 
 def _load_model(
@@ -221,7 +232,7 @@ def _load_model(
     settings: InstanceSettings,
     slab_bytes: int,
 ) -> _Resident:
-    host = load_packed(folder, shape.layout, shape.config.head_dim)
+    host = load_packed(folder, shape.layout)
     report = ModelReport(
         name=plan.name,
         kv_format=_kv_format(shape, host, settings.block_tokens),
@@ -230,10 +241,12 @@ def _load_model(
         weight_bytes=plan.weight_bytes,
         block_bytes=plan.block_bytes,
         kv_blocks=plan.kv_blocks,
+        slot_bytes=plan.slot_bytes,
+        slots=plan.slots,
     )
     if settings.device != "cpu":
         host = host.pin_memory()
-    rows = block_rows(shape.states, settings.block_tokens, plan.kv_blocks, slab_bytes)
+    rows = block_rows(shape.states, settings.block_tokens, plan, slab_bytes)
     return _Resident(shape, plan, host, report, rows)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from alipes.instance.engine.protocol import BlockCopy, EngineError, HostSlabs
 from alipes.instance.memory.arena import pinned_buffer, release_pinned
-from alipes.instance.memory.plan import MemoryPlan
+from alipes.instance.memory.plan import MemoryPlan, ModelPlan
 from alipes.instance.memory.specs import StateSpec, paged
 from alipes.kernels.table import kernels_for
 
@@ -20,18 +20,34 @@ from alipes.kernels.table import kernels_for
 @dataclass(frozen=True, slots=True)
 class BlockRows:
     """A model's KV pool as rows of one slab each: part i of block b is row ``first[i] + b *
-    stride[i]``; both (parts,) int64."""
+    stride[i]``; both (parts,) int64. Slot s is all rows from ``slot_first + s * slot_parts`` to
+    the next one's."""
 
     first: torch.Tensor
     stride: torch.Tensor
     blocks: int
+    slot_first: int
+    slot_parts: int
+    slots: int
+
+    def parts(self, device: int) -> int:
+        """Slabs of one device block, which is a slot behind the blocks."""
+        return len(self.first) if device < self.blocks else self.slot_parts
+
+    def places(self, devices: torch.Tensor) -> torch.Tensor:
+        """Rows of device blocks (n,) int64, one after another; those that are slots come last."""
+        is_slot = devices >= self.blocks
+        blocks, slots = devices[~is_slot].unsqueeze(1), devices[is_slot].unsqueeze(1)
+        parts = torch.arange(self.slot_parts)
+        of_slots = self.slot_first + (slots - self.blocks) * self.slot_parts + parts
+        return torch.cat([(self.first + blocks * self.stride).flatten(), of_slots.flatten()])
 
 
 def block_rows(
-    states: Sequence[StateSpec], block_tokens: int, blocks: int, slab_bytes: int
+    states: Sequence[StateSpec], block_tokens: int, plan: ModelPlan, slab_bytes: int
 ) -> BlockRows:
-    """Layer by layer on the device, ``blocks`` blocks in each; a block's parts are those of its
-    layers in order."""
+    """Layer by layer on the device, ``plan.kv_blocks`` blocks in each; a block's parts are those
+    of its layers in order. Slots follow, each in one piece."""
     first: list[int] = []
     stride: list[int] = []
     at = 0
@@ -39,8 +55,15 @@ def block_rows(
         parts = block_tokens * state.token_bytes // slab_bytes
         first.extend(range(at, at + parts))
         stride.extend([parts] * parts)
-        at += parts * blocks
-    return BlockRows(torch.tensor(first), torch.tensor(stride), blocks)
+        at += parts * plan.kv_blocks
+    return BlockRows(
+        torch.tensor(first, dtype=torch.int64),
+        torch.tensor(stride, dtype=torch.int64),
+        plan.kv_blocks,
+        slot_first=at,
+        slot_parts=plan.slot_bytes // slab_bytes,
+        slots=plan.slots,
+    )
 
 
 class _Copy(Protocol):
@@ -155,15 +178,16 @@ class HostPool:
         self, rows: BlockRows, copies: Sequence[BlockCopy]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows on the device and slabs on the host, (n,) int64 each, of all parts."""
-        parts = len(rows.first)
+        copies = sorted(copies, key=lambda copy: copy.device >= rows.blocks)
         for copy in copies:
+            parts = rows.parts(copy.device)
             if len(copy.slabs) != parts:
                 raise EngineError(f"block {copy.device} takes {parts} slabs, not {copy.slabs}")
-        blocks = torch.tensor([copy.device for copy in copies], dtype=torch.int64)
+        devices = torch.tensor([copy.device for copy in copies], dtype=torch.int64)
         slabs = torch.tensor([s for copy in copies for s in copy.slabs], dtype=torch.int64)
-        _check_range(blocks, rows.blocks, "device block")
+        _check_range(devices, rows.blocks + rows.slots, "device block")
         _check_range(slabs, self.slabs.count, "slab")
-        return (rows.first + blocks.unsqueeze(1) * rows.stride).flatten(), slabs
+        return rows.places(devices), slabs
 
 
 def _check_range(indices: torch.Tensor, count: int, what: str) -> None:

@@ -1,4 +1,4 @@
-"""What a model of a family looks like in memory: its tensors, its states, its scratch."""
+"""What a model looks like in memory: its tensors, its states, its scratch."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Final
 
 from alipes.instance.engine.native.checkpoint import check_weights
-from alipes.instance.engine.native.config import ModelConfig, ModelError, read_config
-from alipes.instance.engine.native.layout import Layout, pack_layout
+from alipes.instance.engine.native.config import ModelConfig, ModelError
+from alipes.instance.engine.native.families.read import read_config
+from alipes.instance.engine.native.layout import Layout, Packer, Part
 from alipes.instance.memory.plan import Footprint
-from alipes.instance.memory.specs import DTYPE_BYTES, PagedKV
+from alipes.instance.memory.specs import DTYPE_BYTES, StateSpec, paged
 
 WEIGHT_DTYPES: Final = ("float16", "float32")
 
@@ -23,7 +24,7 @@ class ModelShape:
     config: ModelConfig
     dtype: str
     layout: Layout
-    states: tuple[PagedKV, ...]
+    states: tuple[StateSpec, ...]
 
     def footprint(self, block_tokens: int) -> Footprint:
         """What the memory plan needs of it, in bytes."""
@@ -41,15 +42,32 @@ def read_shape(folder: Path, dtype: str) -> ModelShape:
     """Read ``config.json`` and the safetensors headers; raises ``ModelError``."""
     if dtype not in WEIGHT_DTYPES:
         raise ModelError(f"dtype: {dtype!r} is not one of {', '.join(WEIGHT_DTYPES)}")
-    config = read_config(folder)
-    layout = pack_layout(config, dtype)
-    check_weights(folder, layout)
-    return shape_of(config, dtype)
+    shape = shape_of(read_config(folder), dtype)
+    check_weights(folder, shape.layout)
+    return shape
 
 
 def shape_of(config: ModelConfig, dtype: str) -> ModelShape:
-    state = PagedKV(config.kv_heads, config.head_dim)
-    return ModelShape(config, dtype, pack_layout(config, dtype), (state,) * config.layers)
+    return ModelShape(config, dtype, pack_layout(config, dtype), config.states)
+
+
+def pack_layout(config: ModelConfig, dtype: str) -> Layout:
+    """The packed tensors in the order in which a forward pass reads them."""
+    packer, norm = Packer(dtype), (config.hidden,)
+    table = Part("model.embed_tokens.weight", (config.vocab, config.hidden))
+    # A step reads an embedding's rows alone, unless the output layer is the same.
+    packer.matrix("embed", table, read=float(config.tied))
+    for index, layer in enumerate(config.layers):
+        source = f"model.layers.{index}."
+        with packer.under(f"layers.{index}."):
+            packer.exact("mixer_norm", Part(source + "input_layernorm.weight", norm))
+            layer.mixer.pack(packer, source)
+            packer.exact("mlp_norm", Part(source + "post_attention_layernorm.weight", norm))
+            layer.feed_forward.pack(packer, source)
+    packer.exact("norm", Part("model.norm.weight", norm))
+    if not config.tied:
+        packer.matrix("head", Part("lm_head.weight", (config.vocab, config.hidden)))
+    return packer.layout()
 
 
 def widen_elements(shape: ModelShape) -> int:
@@ -65,20 +83,12 @@ def widen_elements(shape: ModelShape) -> int:
 
 
 def gather_elements(shape: ModelShape, block_tokens: int) -> int:
-    """One layer's keys and values of a full context, for block tables that are scattered."""
+    """One layer's paged state of a full context, for block tables that are scattered."""
     tokens = -(-shape.config.context // block_tokens) * block_tokens
-    return max(tokens * 2 * state.heads * state.dim for state in shape.states)
+    sizes = (state.token_bytes // DTYPE_BYTES[state.dtype] for state in paged(shape.states))
+    return tokens * max(sizes, default=0)
 
 
 def step_bytes(shape: ModelShape) -> int:
-    """Weights that one decode iteration of one call reads: all but the rows of an embedding
-    that no output layer shares, and the experts that its token does not visit."""
-    total = 0.0
-    for tensor in shape.layout.tensors:
-        if tensor.name == "embed" and not shape.config.tied:
-            continue
-        part = 1.0
-        if shape.config.experts is not None and len(tensor.shape) == 3:
-            part = shape.config.experts.top_k / shape.config.experts.count
-        total += tensor.nbytes * part
-    return int(total)
+    """Weights that one decode iteration of one call reads."""
+    return int(sum(tensor.nbytes * tensor.read for tensor in shape.layout.tensors))

@@ -21,7 +21,7 @@ def view(memory: torch.Tensor, packed: Packed) -> torch.Tensor:
     return raw.view(dtype).view(packed.shape)
 
 
-def load_packed(folder: Path, layout: Layout, head_dim: int) -> torch.Tensor:
+def load_packed(folder: Path, layout: Layout) -> torch.Tensor:
     """(layout.nbytes,) uint8 in process memory; raises ``ModelError`` for a broken folder."""
     host = host_buffer(layout.nbytes)
     header = read_header(folder)
@@ -33,7 +33,7 @@ def load_packed(folder: Path, layout: Layout, head_dim: int) -> torch.Tensor:
                 source = locate(part, header, folder)
                 if source.file not in files:
                     files[source.file] = stack.enter_context(safe_open(source.file, "pt"))
-                tensor = _prepare(_read(files[source.file], source), part, head_dim)
+                tensor = _prepare(_read(files[source.file], source), part)
                 target[at : at + tensor.numel()].copy_(tensor.flatten())
                 at += tensor.numel()
     return host
@@ -48,9 +48,13 @@ def _read(file: Any, source: Source) -> torch.Tensor:
     return part
 
 
-def _prepare(tensor: torch.Tensor, part: Part, head_dim: int) -> torch.Tensor:
-    """Rotary rows pair i with i + D/2 in checkpoints; neighbours are what kernels rotate."""
-    if not part.rotary:
+def _prepare(tensor: torch.Tensor, part: Part) -> torch.Tensor:
+    """Neighbours are what kernels rotate."""
+    halves = part.rotary
+    if halves is None:
         return tensor
-    halves = tensor.reshape(-1, 2, head_dim // 2, *tensor.shape[1:])
-    return halves.transpose(1, 2).reshape(tensor.shape)
+    heads = tensor.reshape(-1, halves.head, *tensor.shape[1:]).clone()
+    rotary = heads[:, halves.first : halves.first + halves.dim]
+    pairs = rotary.reshape(len(heads), 2, -1, *tensor.shape[1:]).transpose(1, 2)
+    rotary.copy_(pairs.reshape(rotary.shape))
+    return heads.view(tensor.shape)

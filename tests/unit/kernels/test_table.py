@@ -31,7 +31,7 @@ def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
 
 
 def workspace(widen: int = 4096, slots: int = 2048, heads: int = 2, dim: int = 16) -> Workspace:
-    return Workspace(torch.empty(widen), torch.empty(slots, 2, heads, dim))
+    return Workspace(torch.empty(widen), torch.empty(slots * 2 * heads * dim))
 
 
 def close(got: torch.Tensor, want: torch.Tensor, tolerance: float = 2e-5) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from alipes.instance.contract import Sampling
 from alipes.instance.engine.native.batch import Bounds, build_batch
-from alipes.instance.engine.protocol import Draw, EngineError, Row
+from alipes.instance.engine.protocol import Draw, EngineError, Recurrence, Row
 from alipes.kernels.shapes import Segment
 
 BOUNDS = Bounds(block_tokens=4, blocks=10, context=32, vocab=100)
@@ -70,3 +70,46 @@ def test_a_row_outside_the_bounds_is_refused(bad: Row, words: str) -> None:
     with pytest.raises(EngineError, match=words) as raised:
         build_batch([replace(row([1], 0, [1]), call_id=b"other"), bad], BOUNDS, CPU)
     assert raised.value.call_ids == (bad.call_id,)
+
+
+def test_what_rows_do_with_slots_reaches_the_batch() -> None:
+    rows = [
+        replace(row([1, 2], 0, [1]), recurrence=Recurrence(None, 3, 4, 1)),
+        replace(row([3], 5, [2, 5]), recurrence=Recurrence(0, 0)),
+    ]
+    found = build_batch(rows, replace(BOUNDS, slots=5), CPU).recurrences
+    assert found is not None
+    assert found.load.tolist() == [-1, 0]
+    assert found.save.tolist() == [3, 0]
+    assert found.keep.tolist() == [4, -1]
+    assert found.kept == (1, 0)
+    assert build_batch([row([1], 0, [1])], BOUNDS, CPU).recurrences is None
+
+
+@pytest.mark.parametrize(
+    ("start", "recurrence", "words"),
+    [
+        (0, None, "has recurrent state: the row needs slots"),
+        (1, Recurrence(None, 0), "begins at 1 with slot None"),
+        (0, Recurrence(0, 0), "begins at 0 with slot 0"),
+        (1, Recurrence(5, 0), "slot 5 is not one of 5"),
+        (1, Recurrence(-1, 0), "slot -1 is not one of 5"),
+        (1, Recurrence(0, 5), "slot 5 is not one of 5"),
+        (1, Recurrence(0, 0, 5, 1), "slot 5 is not one of 5"),
+        (1, Recurrence(1, 0, 0, 1), "slot 0 cannot hold two states"),
+        (1, Recurrence(0, 0, 1, 0), "after 0 of 2 tokens"),
+        (1, Recurrence(0, 0, 1, 3), "after 3 of 2 tokens"),
+    ],
+)
+def test_slots_that_cannot_be_are_refused(
+    start: int, recurrence: Recurrence | None, words: str
+) -> None:
+    bad = replace(row([1, 2], start, [1]), recurrence=recurrence)
+    with pytest.raises(EngineError, match=words):
+        build_batch([bad], replace(BOUNDS, slots=5), CPU)
+
+
+def test_slots_of_a_model_without_any_are_refused() -> None:
+    bad = replace(row([1], 0, [1]), recurrence=Recurrence(None, 0))
+    with pytest.raises(EngineError, match="no recurrent state"):
+        build_batch([bad], BOUNDS, CPU)

@@ -9,13 +9,27 @@ import torch
 from alipes.instance.contract import InstanceSettings, Pool, Targets
 from alipes.instance.engine.native.host import BlockRows, HostPool, block_rows
 from alipes.instance.engine.protocol import BlockCopy, EngineError, HostSlabs
-from alipes.instance.memory.plan import Footprint, MemoryPlan, plan_instance
-from alipes.instance.memory.specs import PagedKV
+from alipes.instance.memory.plan import Footprint, MemoryPlan, ModelPlan, plan_instance
+from alipes.instance.memory.specs import (
+    PagedKV,
+    PagedLatent,
+    Recurrent,
+    block_bytes,
+    paged,
+    slot_bytes,
+)
 
 TOKENS = 4
-# Rows of 512, 1024 and 512 bytes: 1, 2 and 1 slabs.
-STATES = (PagedKV(1, 16), PagedKV(1, 32), PagedKV(1, 16))
-BLOCKS = 5
+# Rows of 512, 1024 and 512 bytes: 1, 2 and 1 slabs; slots of 512 + 1024 bytes: 3 slabs.
+STATES = (
+    PagedKV(1, 16),
+    Recurrent(((2, 64),)),
+    PagedKV(1, 32),
+    Recurrent(((128,), (2, 64))),
+    PagedLatent(32),
+)
+BLOCKS, SLOTS = 5, 3
+MODEL = ModelPlan("m", 0, 2048, BLOCKS, BLOCKS * TOKENS, slot_bytes=1536, slots=SLOTS)
 
 
 def plan(host_bytes: int) -> MemoryPlan:
@@ -41,20 +55,20 @@ def host() -> Iterator[HostPool]:
 
 @pytest.fixture
 def rows() -> BlockRows:
-    return block_rows(STATES, TOKENS, BLOCKS, 512)
+    return block_rows(STATES, TOKENS, MODEL, 512)
 
 
 @pytest.fixture
 def pool() -> torch.Tensor:
-    """A pool of ``BLOCKS`` blocks, in which no two slabs are equal."""
+    """A pool of ``BLOCKS`` blocks and ``SLOTS`` slots, in which no two slabs are equal."""
     torch.manual_seed(0)
-    return torch.randint(0, 255, (BLOCKS * 4, 512), dtype=torch.uint8)
+    return torch.randint(0, 255, (BLOCKS * 4 + SLOTS * 3, 512), dtype=torch.uint8)
 
 
 def block(pool: torch.Tensor, index: int) -> torch.Tensor:
     """The bytes of one block, first layer to last, each of which holds all blocks."""
     flat, parts, at = pool.flatten(), [], 0
-    for state in STATES:
+    for state in paged(STATES):
         size = TOKENS * state.token_bytes
         parts.append(flat[at + index * size : at + (index + 1) * size])
         at += BLOCKS * size
@@ -86,6 +100,35 @@ def test_blocks_come_back_elsewhere_and_nothing_else_changes(
         assert torch.equal(block(pool, index), block(was, source))
 
 
+def slot(pool: torch.Tensor, index: int) -> torch.Tensor:
+    """The bytes of one slot: slots lie behind all blocks, each in one piece."""
+    flat, begin = pool.flatten(), MODEL.kv_blocks * MODEL.block_bytes + index * MODEL.slot_bytes
+    return flat[begin : begin + MODEL.slot_bytes]
+
+
+def test_the_model_is_what_its_states_ask_for() -> None:
+    sizes = (block_bytes(STATES, TOKENS), slot_bytes(STATES))
+    assert sizes == (MODEL.block_bytes, MODEL.slot_bytes)
+
+
+def test_slots_are_copied_among_blocks_and_come_back_elsewhere(
+    host: HostPool, rows: BlockRows, pool: torch.Tensor
+) -> None:
+    was = pool.clone()
+    held = [BlockCopy(7, (7, 2, 9)), BlockCopy(3, (0, 1, 10, 11)), BlockCopy(5, (3, 4, 5))]
+    host.copy_out(1, pool, rows, held)
+    host.drain()
+    assert torch.equal(host._memory[[7, 2, 9]].flatten(), slot(was, 2))
+    assert torch.equal(host._memory[[0, 1, 10, 11]].flatten(), block(was, 3))
+    assert torch.equal(host._memory[[3, 4, 5]].flatten(), slot(was, 0))
+    back = [BlockCopy(6, (7, 2, 9)), BlockCopy(0, (0, 1, 10, 11)), BlockCopy(7, (3, 4, 5))]
+    host.copy_in(pool, rows, back)
+    for index, source in enumerate((0, 2, 0)):
+        assert torch.equal(slot(pool, index), slot(was, source))
+    for index, source in enumerate((3, 1, 2, 3, 4)):
+        assert torch.equal(block(pool, index), block(was, source))
+
+
 def test_the_end_of_a_copy_is_told_when_it_is_there(
     host: HostPool, rows: BlockRows, pool: torch.Tensor
 ) -> None:
@@ -110,7 +153,8 @@ def assert_set(gate: threading.Event) -> None:
     ("copy", "message"),
     [
         (BlockCopy(0, (1, 2, 3)), "block 0 takes 4 slabs"),
-        (BlockCopy(5, (0, 1, 2, 3)), "device block 5 is not one of 5"),
+        (BlockCopy(5, (0, 1, 2, 3)), "block 5 takes 3 slabs"),
+        (BlockCopy(8, (0, 1, 2)), "device block 8 is not one of 8"),
         (BlockCopy(-1, (0, 1, 2, 3)), "device block -1"),
         (BlockCopy(0, (0, 1, 2, 12)), "slab 12 is not one of 12"),
     ],

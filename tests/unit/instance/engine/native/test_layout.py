@@ -5,25 +5,23 @@ from itertools import pairwise
 
 import pytest
 
-from alipes.instance.engine.native.config import Experts, ModelConfig
-from alipes.instance.engine.native.layout import ALIGN, pack_layout
+from alipes.instance.engine.native.config import FeedForward, LayerConfig, ModelConfig
+from alipes.instance.engine.native.feed_forward import Dense, Experts
+from alipes.instance.engine.native.layout import ALIGN
+from alipes.instance.engine.native.mixers.attention import Attention
+from alipes.instance.engine.native.rope import Rope
+from alipes.instance.engine.native.shape import pack_layout
 
+KINDS: tuple[FeedForward, ...] = (Experts(64, 48, 3, 2, normalize=True), Dense(64, 96))
+MIXER = Attention(64, heads=4, kv_heads=2, dim=32, rope=Rope(32, 1e4), norm_eps=1e-6)
 CONFIG = ModelConfig(
     family="qwen3_moe",
-    layers=2,
     hidden=64,
-    heads=4,
-    kv_heads=2,
-    head_dim=32,
-    intermediate=96,
     vocab=301,
     context=512,
     eps=1e-6,
-    rope_theta=1e4,
-    qk_norm=True,
     tied=False,
-    experts=Experts(3, 2, 48, normalize=True),
-    sparse=(True, False),
+    layers=tuple(LayerConfig(MIXER, kind) for kind in KINDS),
 )
 
 

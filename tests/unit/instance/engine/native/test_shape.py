@@ -4,7 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from alipes.instance.engine.native.config import ModelConfig, ModelError
+from alipes.instance.engine.native.config import LayerConfig, ModelConfig, ModelError
+from alipes.instance.engine.native.feed_forward import Dense
+from alipes.instance.engine.native.mixers.attention import Attention
+from alipes.instance.engine.native.rope import Rope
 from alipes.instance.engine.native.shape import read_shape, shape_of
 from alipes.instance.memory.specs import PagedKV, block_bytes, describe
 
@@ -12,22 +15,15 @@ VOCAB, HIDDEN = 49152, 64
 
 
 def config(layers: int = 2, hidden: int = 64, context: int = 4096) -> ModelConfig:
+    mixer = Attention(hidden, heads=4, kv_heads=2, dim=16, rope=Rope(16, 1e4), norm_eps=None)
     return ModelConfig(
         family="llama",
-        layers=layers,
         hidden=hidden,
-        heads=4,
-        kv_heads=2,
-        head_dim=16,
-        intermediate=2 * hidden,
         vocab=1000,
         context=context,
         eps=1e-5,
-        rope_theta=1e4,
-        qk_norm=False,
         tied=True,
-        experts=None,
-        sparse=(False,) * layers,
+        layers=(LayerConfig(mixer, Dense(hidden, 2 * hidden)),) * layers,
     )
 
 

@@ -8,8 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from alipes.instance.engine.native.checkpoint import check_weights, read_header
-from alipes.instance.engine.native.config import ModelError, read_config
-from alipes.instance.engine.native.layout import Layout, pack_layout
+from alipes.instance.engine.native.config import ModelError
+from alipes.instance.engine.native.families.read import read_config
+from alipes.instance.engine.native.layout import Halves, Layout, Packer, Part
+from alipes.instance.engine.native.shape import pack_layout
 from alipes.instance.engine.native.weights import load_packed, view
 
 
@@ -31,8 +33,8 @@ def moe(tiny_folders: dict[str, Path]) -> Path:
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_packed_tensors_are_the_checkpoints(moe: Path, dtype: str) -> None:
     raw = load_file(moe / "model.safetensors")
-    layout, dim = layout_of(moe, dtype), read_config(moe).head_dim
-    host = load_packed(moe, layout, dim)
+    layout, dim = layout_of(moe, dtype), 16
+    host = load_packed(moe, layout)
     qkv = view(host, layout["layers.1.qkv"]).float()
     attn = "model.layers.1.self_attn."
     values = raw[attn + "v_proj.weight"].float()
@@ -60,7 +62,7 @@ def test_experts_may_be_stored_stacked(moe: Path, tmp_path: Path) -> None:
         stacked[prefix + "down_proj"] = torch.stack([e["down"] for e in one])
     other, layout = copy_with(moe, tmp_path, stacked), layout_of(moe)
     check_weights(other, layout)
-    assert torch.equal(load_packed(other, layout, 16), load_packed(moe, layout, 16))
+    assert torch.equal(load_packed(other, layout), load_packed(moe, layout))
 
 
 def test_weights_may_be_in_several_files(moe: Path, tmp_path: Path) -> None:
@@ -69,7 +71,7 @@ def test_weights_may_be_in_several_files(moe: Path, tmp_path: Path) -> None:
     copy_with(moe, tmp_path, {k: raw[k] for k in names[::2]})
     save_file({k: raw[k] for k in names[1::2]}, tmp_path / "model-2.safetensors")
     layout = layout_of(moe)
-    assert torch.equal(load_packed(tmp_path, layout, 16), load_packed(moe, layout, 16))
+    assert torch.equal(load_packed(tmp_path, layout), load_packed(moe, layout))
 
 
 def test_faults_name_tensor_and_file(moe: Path, tmp_path: Path) -> None:
@@ -99,3 +101,14 @@ def test_a_missing_expert_is_named(moe: Path, tmp_path: Path) -> None:
         check_weights(copy_with(moe, tmp_path, raw), layout_of(moe))
     config = json.loads((moe / "config.json").read_text())
     assert config["num_experts"] == 4
+
+
+def test_rotary_rows_may_be_some_of_each_head(tmp_path: Path) -> None:
+    rows = torch.arange(20, dtype=torch.float32)
+    save_file({"w": rows.unsqueeze(1)}, tmp_path / "model.safetensors")
+    packer = Packer("float32")
+    packer.matrix("w", Part("w", (20, 1), Halves(head=10, first=3, dim=6)))
+    layout = packer.layout()
+    got = view(load_packed(tmp_path, layout), layout["w"]).flatten().tolist()
+    head = [0, 1, 2, 3, 6, 4, 7, 5, 8, 9]
+    assert got == head + [10 + row for row in head]

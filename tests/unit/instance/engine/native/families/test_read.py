@@ -6,7 +6,11 @@ from typing import Any
 
 import pytest
 
-from alipes.instance.engine.native.config import Experts, ModelError, parse_config, read_config
+from alipes.instance.engine.native.config import ModelConfig, ModelError
+from alipes.instance.engine.native.families.read import parse_config, read_config
+from alipes.instance.engine.native.feed_forward import Dense, Experts
+from alipes.instance.engine.native.mixers.attention import Attention
+from alipes.instance.engine.native.rope import Rope
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -27,17 +31,23 @@ MOE = LLAMA | {
 }
 
 
+def attention(config: ModelConfig) -> Attention:
+    """That of every layer."""
+    [mixer] = {layer.mixer for layer in config.layers}
+    assert isinstance(mixer, Attention)
+    return mixer
+
+
 def test_a_bare_llama_gets_the_family_defaults() -> None:
     config = parse_config(LLAMA)
-    assert (config.family, config.kv_heads, config.head_dim) == ("llama", 4, 16)
-    assert (config.rope_theta, config.qk_norm, config.tied) == (10000.0, False, False)
-    assert config.experts is None
-    assert config.sparse == (False,) * 4
+    assert (config.family, config.tied, len(config.layers)) == ("llama", False, 4)
+    assert attention(config) == Attention(64, 4, 4, 16, Rope(16, 10000.0), norm_eps=None)
+    assert {layer.feed_forward for layer in config.layers} == {Dense(64, 128)}
 
 
 def test_the_head_size_may_differ_from_hidden_by_heads() -> None:
-    config = parse_config(LLAMA | {"head_dim": 32, "num_key_value_heads": 2})
-    assert (config.head_dim, config.kv_heads) == (32, 2)
+    mixer = attention(parse_config(LLAMA | {"head_dim": 32, "num_key_value_heads": 2}))
+    assert (mixer.dim, mixer.kv_heads, mixer.rope.dim) == (32, 2, 32)
 
 
 @pytest.mark.parametrize(
@@ -45,20 +55,20 @@ def test_the_head_size_may_differ_from_hidden_by_heads() -> None:
     [{"rope_theta": 5e5}, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}],
 )
 def test_theta_is_read_from_old_and_new_places(place: dict[str, Any]) -> None:
-    assert parse_config(LLAMA | place).rope_theta == 5e5
+    assert attention(parse_config(LLAMA | place)).rope == Rope(16, 5e5)
 
 
 def test_sparse_layers_follow_step_and_exceptions() -> None:
     config = parse_config(MOE)
-    assert config.experts == Experts(8, 2, 32, normalize=False)
-    assert config.sparse == (False, True, False, False)
-    assert config.qk_norm
+    dense, experts = Dense(64, 128), Experts(64, 32, 8, 2, normalize=False)
+    assert [layer.feed_forward for layer in config.layers] == [dense, experts, dense, dense]
+    assert attention(config).norm_eps == 1e-6
 
 
 def test_experts_may_be_counted_under_the_newer_name() -> None:
     raw = {k: v for k, v in MOE.items() if k != "num_experts"} | {"num_local_experts": 6}
-    experts = parse_config(raw).experts
-    assert experts is not None
+    experts = parse_config(raw).layers[1].feed_forward
+    assert isinstance(experts, Experts)
     assert experts.count == 6
 
 
@@ -90,5 +100,5 @@ def test_errors_of_a_folder_name_the_file(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json is not JSON"):
         read_config(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
-    with pytest.raises(ModelError, match=r"config\.json: field 'num_attention_heads' is missing"):
+    with pytest.raises(ModelError, match=r"config\.json: field 'hidden_size' is missing"):
         read_config(tmp_path)

@@ -1,0 +1,38 @@
+"""What the layers of one forward pass share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from alipes.instance.engine.native.batch import Batch
+from alipes.instance.engine.native.rope import Rope
+from alipes.kernels.shapes import Workspace
+from alipes.kernels.table import Kernels
+
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """``angles`` has the batch's rows, (n, dim / 2) complex64, for every rotary embedding of the
+    model. Paged state may be written at once, for doing it again changes nothing; what would
+    replace recurrent state waits in ``writes`` until the pass has succeeded."""
+
+    batch: Batch
+    angles: Mapping[Rope, Tensor]
+    kernels: Kernels
+    workspace: Workspace
+    writes: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+
+    def save(self, state: Tensor, slots: Tensor, values: Tensor) -> None:
+        """Have ``commit`` store ``values`` (m, *shape) at ``slots`` (m,) int64 of ``state``
+        (slots, *shape)."""
+        self.writes.append((state, slots, values))
+
+    def commit(self) -> None:
+        for state, slots, values in self.writes:
+            state.index_copy_(0, slots, values)
+        self.writes.clear()
