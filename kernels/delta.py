@@ -52,16 +52,16 @@ def delta_chunk(
     solved = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
     within = (query @ key.mT) * since
     parts = (solved, within, query * begin, key * end, begin[..., -1:, :])
-    return _scan(*(part.flatten(1, 2) for part in parts), state)[:tokens]
+    return _scan(state, *(part.flatten(1, 2) for part in parts))[:tokens]
 
 
 def _scan(
+    state: torch.Tensor,
     solved: torch.Tensor,
     within: torch.Tensor,
     query: torch.Tensor,
     key: torch.Tensor,
     decay: torch.Tensor,
-    state: torch.Tensor,
 ) -> torch.Tensor:
     """(chunks, H, chunk, ...) each: (chunks * chunk, H, D). ``solved`` holds the corrections as
     if there had been no state, and then the keys under which they read it."""
@@ -69,7 +69,7 @@ def _scan(
     size = state.shape[-1]
     out = solved.new_empty(chunks, chunk, heads, size)
     for index in range(chunks):
-        wanted, reads = solved[index].split([size, key.shape[-1]], -1)
+        wanted, reads = torch.split(solved[index], [size, key.shape[-1]], -1)
         written = torch.baddbmm(wanted, reads, state, alpha=-1)
         read = torch.bmm(query[index], state).baddbmm_(within[index], written)
         out[index] = read.transpose(0, 1)
@@ -82,7 +82,7 @@ def _cut(x: torch.Tensor, chunk: int) -> torch.Tensor:
     missing = -x.shape[0] % chunk
     if missing:
         x = F.pad(x, (0, 0) * 3 + (0, missing))
-    return x.unflatten(0, (-1, chunk)).permute(0, 2, 3, 1, 4)
+    return x.reshape(-1, chunk, *x.shape[1:]).permute(0, 2, 3, 1, 4)
 
 
 def _future(chunk: int, device: torch.device) -> torch.Tensor:
@@ -104,7 +104,7 @@ def delta_step(
     both = torch.stack([k, q], 2).repeat_interleave(heads // k.shape[1], 1).flatten(0, 1)
     key, query = both[:, :1], both[:, 1:]
     decay = g.exp().view(-1, 1, 1)
-    known, found = torch.bmm(both, flat).mul_(decay).split(1, 1)
+    known, found = torch.split(torch.bmm(both, flat).mul_(decay), 1, 1)
     error = (v.reshape(-1, 1, size) - known).mul_(beta.reshape(-1, 1, 1))
     flat.mul_(decay).addcmul_(key.mT, error)
     found.addcmul_(error, (key * query).sum(-1, keepdim=True))

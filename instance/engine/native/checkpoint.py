@@ -65,10 +65,10 @@ def locate(part: Part, header: Mapping[str, Stored], folder: Path) -> Source:
     stacked as ``experts.gate_up_proj`` and ``experts.down_proj``. Raises ``ModelError``."""
     stored = header.get(part.name)
     if stored is not None:
-        if stored.shape != part.shape:
+        if stored.shape != part.stored_shape:
             raise ModelError(
                 f"{stored.file}: {part.name} has shape {stored.shape}, config.json says "
-                f"{part.shape}: config and weights are of different models"
+                f"{part.stored_shape}: config and weights are of different models"
             )
         return Source(part.name, stored.file)
     source = _in_stack(part, header)

@@ -69,8 +69,9 @@ class LayerConfig:
 
 @dataclass(frozen=True, slots=True)
 class ModelConfig:
-    """A decoder. ``eps`` is that of the norms between its halves; ``tied`` tells whether the
-    embedding is the output layer too."""
+    """A decoder. ``eps`` is that of the norms between its halves, whose weights are stored as
+    what they are more than one where ``centred``; ``tied`` tells whether the embedding is the
+    output layer too."""
 
     family: str
     hidden: int
@@ -79,6 +80,7 @@ class ModelConfig:
     eps: float
     tied: bool
     layers: tuple[LayerConfig, ...]
+    centred: bool = False
 
     @property
     def states(self) -> tuple[StateSpec, ...]:

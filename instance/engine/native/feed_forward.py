@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from alipes.instance.engine.native.layout import Packer, Part
+from alipes.kernels.routing import Routing
 
 if TYPE_CHECKING:
     import torch
@@ -32,34 +33,67 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Experts:
-    """Each token goes through ``top_k`` of ``count`` gated networks, by their probability."""
+    """Each token goes through some of ``count`` gated networks and, where ``shared`` is not 0,
+    through one of that intermediate size besides. ``biased`` tells whether the choice among
+    them is corrected by a bias of each."""
 
     hidden: int
     intermediate: int
     count: int
-    top_k: int
-    normalize: bool
+    routing: Routing
+    shared: int = 0
+    biased: bool = False
 
     def pack(self, packer: Packer, source: str) -> None:
         mlp, inner = source + "mlp.", (self.intermediate, self.hidden)
         packer.exact("router", Part(mlp + "gate.weight", (self.count, self.hidden)))
+        if self.biased:
+            bias = Part(mlp + "gate.e_score_correction_bias", (self.count,))
+            packer.exact("router_bias", bias)
         gate_up, down = [], []
         for expert in range(self.count):
             name = f"{mlp}experts.{expert}."
             gate_up += [Part(f"{name}{kind}_proj.weight", inner) for kind in ("gate", "up")]
             down.append(Part(name + "down_proj.weight", inner[::-1]))
-        read = self.top_k / self.count
+        read = self.routing.top_k / self.count
         shape = (self.count, 2 * self.intermediate, self.hidden)
         packer.stack("experts_gate_up", tuple(gate_up), shape, read)
         shape = (self.count, self.hidden, self.intermediate)
         packer.stack("experts_down", tuple(down), shape, read)
+        if self.shared:
+            pack_gated(packer, "shared_", mlp + "shared_experts.", self.hidden, self.shared)
 
     def forward(
         self, x: torch.Tensor, weights: Mapping[str, torch.Tensor], step: Pass
     ) -> torch.Tensor:
-        routing = step.kernels.route(x, weights["router"], self.top_k, self.normalize)
+        bias = weights["router_bias"] if self.biased else None
+        routed = step.kernels.route(x, weights["router"], bias, self.routing)
         stacks = weights["experts_gate_up"], weights["experts_down"]
-        return step.kernels.experts(x, *routing, *stacks, step.workspace)
+        out = step.kernels.experts(x, *routed, *stacks, step.workspace)
+        if self.shared:
+            out.add_(gated(x, weights["shared_gate_up"], weights["shared_down"], step))
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class SharedExpert:
+    """``experts``, and beside them one gated network for every token, times a sigmoid of it."""
+
+    experts: Experts
+    intermediate: int
+
+    def pack(self, packer: Packer, source: str) -> None:
+        self.experts.pack(packer, source)
+        mlp, hidden = source + "mlp.", self.experts.hidden
+        packer.exact("shared_gate", Part(mlp + "shared_expert_gate.weight", (1, hidden)))
+        pack_gated(packer, "shared_", mlp + "shared_expert.", hidden, self.intermediate)
+
+    def forward(
+        self, x: torch.Tensor, weights: Mapping[str, torch.Tensor], step: Pass
+    ) -> torch.Tensor:
+        shared = gated(x, weights["shared_gate_up"], weights["shared_down"], step)
+        gate = step.kernels.linear(x, weights["shared_gate"], step.workspace)
+        return self.experts.forward(x, weights, step).addcmul_(shared, gate.sigmoid())
 
 
 def pack_gated(packer: Packer, to: str, source: str, hidden: int, intermediate: int) -> None:

@@ -28,13 +28,31 @@ class Halves:
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """Of every ``size`` rows of a checkpoint tensor, ``count`` from ``first`` on."""
+
+    size: int
+    first: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
-    """Rows that come from one checkpoint tensor. Those that ``rotary`` names are reordered to
-    the interleaved form, in which neighbours pair."""
+    """Rows that come from one checkpoint tensor, those that ``taken`` names or all. Those that
+    ``rotary`` names are reordered to the interleaved form, in which neighbours pair; then
+    ``plus`` is added to every element."""
 
     name: str
     shape: tuple[int, ...]
     rotary: Halves | None = None
+    taken: Taken | None = None
+    plus: float = 0.0
+
+    @property
+    def stored_shape(self) -> tuple[int, ...]:
+        if self.taken is None:
+            return self.shape
+        return (self.shape[0] // self.taken.count * self.taken.size, *self.shape[1:])
 
 
 @dataclass(frozen=True, slots=True)

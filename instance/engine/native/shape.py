@@ -53,18 +53,22 @@ def shape_of(config: ModelConfig, dtype: str) -> ModelShape:
 
 def pack_layout(config: ModelConfig, dtype: str) -> Layout:
     """The packed tensors in the order in which a forward pass reads them."""
-    packer, norm = Packer(dtype), (config.hidden,)
+    packer = Packer(dtype)
+
+    def norm(source: str) -> Part:
+        return Part(source, (config.hidden,), plus=float(config.centred))
+
     table = Part("model.embed_tokens.weight", (config.vocab, config.hidden))
     # A step reads an embedding's rows alone, unless the output layer is the same.
     packer.matrix("embed", table, read=float(config.tied))
     for index, layer in enumerate(config.layers):
         source = f"model.layers.{index}."
         with packer.under(f"layers.{index}."):
-            packer.exact("mixer_norm", Part(source + "input_layernorm.weight", norm))
+            packer.exact("mixer_norm", norm(source + "input_layernorm.weight"))
             layer.mixer.pack(packer, source)
-            packer.exact("mlp_norm", Part(source + "post_attention_layernorm.weight", norm))
+            packer.exact("mlp_norm", norm(source + "post_attention_layernorm.weight"))
             layer.feed_forward.pack(packer, source)
-    packer.exact("norm", Part("model.norm.weight", norm))
+    packer.exact("norm", norm("model.norm.weight"))
     if not config.tied:
         packer.matrix("head", Part("lm_head.weight", (config.vocab, config.hidden)))
     return packer.layout()

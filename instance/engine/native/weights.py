@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 
 from alipes.instance.engine.native.checkpoint import Source, locate, read_header
-from alipes.instance.engine.native.layout import Layout, Packed, Part
+from alipes.instance.engine.native.layout import Halves, Layout, Packed, Part
 from alipes.instance.memory.arena import host_buffer
 
 
@@ -49,10 +49,16 @@ def _read(file: Any, source: Source) -> torch.Tensor:
 
 
 def _prepare(tensor: torch.Tensor, part: Part) -> torch.Tensor:
+    if part.taken is not None:
+        groups = tensor.view(-1, part.taken.size, *tensor.shape[1:])
+        tensor = groups[:, part.taken.first :][:, : part.taken.count].flatten(0, 1)
+    if part.rotary is not None:
+        tensor = _interleave(tensor, part.rotary)
+    return tensor.float() + part.plus if part.plus else tensor
+
+
+def _interleave(tensor: torch.Tensor, halves: Halves) -> torch.Tensor:
     """Neighbours are what kernels rotate."""
-    halves = part.rotary
-    if halves is None:
-        return tensor
     heads = tensor.reshape(-1, halves.head, *tensor.shape[1:]).clone()
     rotary = heads[:, halves.first : halves.first + halves.dim]
     pairs = rotary.reshape(len(heads), 2, -1, *tensor.shape[1:]).transpose(1, 2)

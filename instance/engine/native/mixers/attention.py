@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from alipes.instance.engine.native.layout import Halves, Packer, Part
+from alipes.instance.engine.native.layout import Halves, Packer, Part, Taken
 from alipes.instance.engine.native.rope import Rope
 from alipes.instance.memory.specs import PagedKV
 
@@ -18,8 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """``heads`` query heads share ``kv_heads`` of ``dim`` elements each. Where ``norm_eps`` is
-    given, queries and keys are normalized, head by head, before they are rotated."""
+    """``heads`` query heads share ``kv_heads`` of ``dim`` elements each, of which the first
+    ``rope.dim`` are rotated. Where ``norm_eps`` is given, queries and keys are normalized, head by
+    head, before that, with weights stored as what they are more than one where ``centred``. Where
+    ``gated``, each query comes with a gate, whose sigmoid multiplies what it attends to."""
 
     hidden: int
     heads: int
@@ -27,24 +29,28 @@ class Attention:
     dim: int
     rope: Rope
     norm_eps: float | None
+    gated: bool = False
+    centred: bool = False
 
     @property
     def state(self) -> PagedKV:
         return PagedKV(self.kv_heads, self.dim)
 
     def pack(self, packer: Packer, source: str) -> None:
-        attn, halves = source + "self_attn.", Halves(self.dim, 0, self.dim)
-        keys = (self.kv_heads * self.dim, self.hidden)
-        packer.matrix(
-            "qkv",
-            Part(attn + "q_proj.weight", (self.heads * self.dim, self.hidden), halves),
-            Part(attn + "k_proj.weight", keys, halves),
-            Part(attn + "v_proj.weight", keys),
-        )
+        attn, halves = source + "self_attn.", Halves(self.dim, 0, self.rope.dim)
+        q, k, v = (f"{attn}{one}_proj.weight" for one in "qkv")
+        queries, keys = ((heads * self.dim, self.hidden) for heads in (self.heads, self.kv_heads))
+        parts = [Part(q, queries, halves), Part(k, keys, halves), Part(v, keys)]
+        if self.gated:
+            rows = [Taken(2 * self.dim, first, self.dim) for first in (0, self.dim)]
+            parts[0] = Part(q, queries, halves, rows[0])
+            parts.append(Part(q, queries, taken=rows[1]))
+        packer.matrix("qkv", *parts)
         if self.norm_eps is not None:
+            plus = float(self.centred)
             for norm in ("q_norm", "k_norm"):
-                packer.exact(norm, Part(f"{attn}{norm}.weight", (self.dim,), halves))
-        packer.matrix("out", Part(attn + "o_proj.weight", (self.hidden, self.heads * self.dim)))
+                packer.exact(norm, Part(f"{attn}{norm}.weight", (self.dim,), halves, plus=plus))
+        packer.matrix("out", Part(attn + "o_proj.weight", queries[::-1]))
 
     def forward(
         self,
@@ -56,26 +62,29 @@ class Attention:
     ) -> torch.Tensor:
         """``state`` is one pool (slots, 2, K, D)."""
         kernels, batch, (pool,) = step.kernels, step.batch, state
-        q, kv = self._project(x, weights, step).tensor_split((self.heads,), dim=1)
+        ends = self.heads, self.heads + 2 * self.kv_heads
+        q, kv, gate = self._project(x, weights, step).tensor_split(ends, dim=1)
         kv = kv.view(-1, 2, self.kv_heads, self.dim)
         kernels.write_kv(pool, batch.slots, kv)
         if rows is not None and not len(rows):
             return x.new_empty(0, self.hidden)
         attended = kernels.attend(q, kv, pool, batch.segments, step.workspace)
         if rows is not None:
-            attended = attended.index_select(0, rows)
+            attended, gate = attended.index_select(0, rows), gate.index_select(0, rows)
+        if self.gated:
+            attended.view(gate.shape).mul_(gate.sigmoid())
         return kernels.linear(attended, weights["out"], step.workspace)
 
     def _project(
         self, x: torch.Tensor, weights: Mapping[str, torch.Tensor], step: Pass
     ) -> torch.Tensor:
         """(n, H + 2K, D): queries and keys, normalized where the family does and rotated,
-        values."""
+        values; then H gates, if any."""
         kernels, rotated = step.kernels, self.heads + self.kv_heads
         qkv = kernels.linear(x, weights["qkv"], step.workspace).view(len(x), -1, self.dim)
         if self.norm_eps is not None:
             q, k = qkv[:, : self.heads], qkv[:, self.heads : rotated]
             q.copy_(kernels.rms_norm(q, weights["q_norm"], self.norm_eps))
             k.copy_(kernels.rms_norm(k, weights["k_norm"], self.norm_eps))
-        kernels.rope(qkv[:, :rotated], step.angles[self.rope])
+        kernels.rope(qkv[:, :rotated, : self.rope.dim], step.angles[self.rope])
         return qkv
