@@ -56,6 +56,27 @@ def linear(x: torch.Tensor, weight: torch.Tensor, workspace: Workspace) -> torch
     return out
 
 
+def per_head(x: torch.Tensor, weight: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+    """Widens ``weight`` into scratch, as many heads at a time as fit: float16 products of
+    batches of matrices are slower than that even for one row."""
+    heads = x.transpose(0, 1)
+    if weight.dtype == torch.float32:
+        return torch.bmm(heads, weight).transpose(0, 1)
+    out = x.new_empty(weight.shape[0], x.shape[0], weight.shape[2])
+    step = max(1, workspace.widen.numel() // weight[0].numel())
+    for first in range(0, len(weight), step):
+        piece = slice(first, first + step)
+        torch.bmm(heads[piece], _widened(weight[piece], workspace), out=out[piece])
+    return out.transpose(0, 1)
+
+
+def _widened(weight: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+    """In the order in which the elements lie, be it rows or columns first."""
+    if weight.stride(-1) != 1:
+        return _widened(weight.mT, workspace).mT
+    return workspace.widen[: weight.numel()].view(weight.shape).copy_(weight)
+
+
 def narrow_linear(x: torch.Tensor, weight: torch.Tensor, workspace: Workspace) -> torch.Tensor:
     """For few rows: multiplies in float16, whose time grows with the rows but which reads half
     the bytes."""
@@ -132,10 +153,54 @@ def attend(
     return out.view(n, heads * dim)
 
 
+def attend_latent(
+    q: torch.Tensor,
+    latents: torch.Tensor,
+    pool: torch.Tensor,
+    segments: Sequence[Segment],
+    rank: int,
+    scale: float,
+    workspace: Workspace,
+) -> torch.Tensor:
+    """Views of the pool as keys of all heads, and as values whose last elements are dropped."""
+    out = q.new_empty(*q.shape[:2], rank)
+    for segment in segments:
+        rows = slice(segment.first, segment.first + segment.count)
+        if segment.count == 1:
+            pieces = _pieces(pool, segment.runs, workspace)
+            out[rows] = _attend_one_latent(q[rows][0], pieces, rank, scale)
+            continue
+        query = q[rows].transpose(0, 1).unsqueeze(0)
+        before = _pieces(pool, _clip(segment.runs, segment.start), workspace)
+        parts = [_flash_latent(query, latents[rows], True, scale)]
+        parts += [_flash_latent(query, piece, False, scale) for piece in before]
+        out[rows] = _merge(parts)[0, ..., :rank].transpose(0, 1)
+    return out
+
+
+def _attend_one_latent(
+    q: torch.Tensor, pieces: Sequence[torch.Tensor], rank: int, scale: float
+) -> torch.Tensor:
+    """(H, rank): for one token plain products beat flash attention."""
+    scores = torch.cat([torch.mm(q, piece.t()) for piece in pieces], dim=1)
+    weights = torch.split(scores.mul_(scale).softmax(-1), [len(piece) for piece in pieces], dim=1)
+    out = torch.mm(weights[0], pieces[0][:, :rank])
+    for weight, piece in zip(weights[1:], pieces[1:], strict=True):
+        out.addmm_(weight, piece[:, :rank])
+    return out
+
+
+def _flash_latent(
+    q: torch.Tensor, latents: torch.Tensor, causal: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    shared = latents.expand(1, q.shape[1], -1, -1)
+    return _flash(q, shared, shared, causal, scale)
+
+
 def _pieces(
     pool: torch.Tensor, runs: Sequence[tuple[int, int]], workspace: Workspace
 ) -> list[torch.Tensor]:
-    """(length, 2, K, D) each, together the positions of ``runs``."""
+    """(length, 2, K, D) or (length, dim) each, together the positions of ``runs``."""
     if len(runs) <= _MAX_RUNS:
         return [pool[slot : slot + length] for slot, length in runs]
     slots = torch.cat([torch.arange(slot, slot + length) for slot, length in runs])
@@ -196,11 +261,15 @@ def _clip(runs: Sequence[tuple[int, int]], tokens: int) -> list[tuple[int, int]]
 
 
 def _flash(
-    q: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, causal: bool
+    q: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    causal: bool,
+    scale: float | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Output (B, H, n, D) and log-sum-exp (B, H, n)."""
+    """Output (B, H, n, D) and log-sum-exp (B, H, n); ``scale`` is D ** -0.5 unless given."""
     out, total = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-        q, keys, values, 0.0, causal
+        q, keys, values, 0.0, causal, scale=scale
     )
     return out, total
 

@@ -7,6 +7,8 @@ from typing import Final
 import torch
 import torch.nn.functional as F
 
+from alipes.kernels import reference
+from alipes.kernels.routing import Routing
 from alipes.kernels.shapes import Workspace, runs
 
 # Bytes at which a copy over the bus is as fast as it gets, by far.
@@ -36,16 +38,19 @@ def write_kv(pool: torch.Tensor, slots: torch.Tensor, kv: torch.Tensor) -> None:
     pool.index_copy_(0, slots, kv)
 
 
+def per_head(x: torch.Tensor, weight: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+    heads = x.to(weight.dtype).transpose(0, 1)
+    return torch.bmm(heads, weight).transpose(0, 1).float()
+
+
 def route(
-    x: torch.Tensor, router: torch.Tensor, top_k: int, normalize: bool
+    x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None, routing: Routing
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where weights are normalized, the softmax over the chosen logits is enough."""
-    logits = F.linear(x, router)
-    if normalize:
-        best, chosen = logits.topk(top_k, dim=-1)
-        return best.softmax(-1), chosen
-    weights, chosen = logits.softmax(-1).topk(top_k, dim=-1)
-    return weights, chosen
+    """Where weights of a softmax are normalized, that over the chosen logits is enough."""
+    if routing.sigmoid or bias is not None or routing.groups > 1 or not routing.normalize:
+        return reference.route(x, router, bias, routing)
+    best, chosen = F.linear(x, router).topk(routing.top_k, dim=-1)
+    return best.softmax(-1) * routing.scale, chosen
 
 
 def copy_out(

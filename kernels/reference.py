@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 import torch.nn.functional as F
 
+from alipes.kernels.routing import Routing
 from alipes.kernels.shapes import Segment, Workspace
 
 
@@ -38,7 +39,8 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def write_kv(pool: torch.Tensor, slots: torch.Tensor, kv: torch.Tensor) -> None:
-    """Store (n, 2, K, D) at ``slots`` (n,) int64 of ``pool`` (slots, 2, K, D)."""
+    """Store (n, 2, K, D) at ``slots`` (n,) int64 of ``pool`` (slots, 2, K, D), or latents
+    (n, dim) in a pool (slots, dim)."""
     pool[slots] = kv
 
 
@@ -66,14 +68,57 @@ def attend(
     return out.flatten(1)
 
 
+def attend_latent(
+    q: torch.Tensor,
+    latents: torch.Tensor,
+    pool: torch.Tensor,
+    segments: Sequence[Segment],
+    rank: int,
+    scale: float,
+    workspace: Workspace,
+) -> torch.Tensor:
+    """Causal attention of (n, H, dim) over what ``pool`` (slots, dim) holds of each segment, one
+    vector a token for all heads: the whole of it is the key, its first ``rank`` elements are the
+    value (MLA, absorbed). Scores are products times ``scale``: (n, H, rank).
+
+    ``latents`` (n, dim) is what ``pool`` already holds for the batch's own rows.
+    """
+    out = q.new_empty(*q.shape[:2], rank)
+    for segment in segments:
+        held = pool[segment.slots().to(pool.device)].float()
+        rows = slice(segment.first, segment.first + segment.count)
+        scores = torch.einsum("qhd,kd->hqk", q[rows], held) * scale
+        seen = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).tril(segment.start)
+        weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
+        out[rows] = torch.einsum("hqk,kd->qhd", weights, held[:, :rank])
+    return out
+
+
+def per_head(x: torch.Tensor, weight: torch.Tensor, workspace: Workspace) -> torch.Tensor:
+    """(n, H, i) times a matrix of its own for each head, (H, i, o) of any float dtype and any
+    strides: (n, H, o) float32."""
+    return torch.einsum("nhi,hio->nho", x, weight.float())
+
+
 def route(
-    x: torch.Tensor, router: torch.Tensor, top_k: int, normalize: bool
+    x: torch.Tensor, router: torch.Tensor, bias: torch.Tensor | None, routing: Routing
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(n, d) by (experts, d): weights (n, top_k) float32 and expert ids (n, top_k) int64."""
-    weights, chosen = F.linear(x, router).softmax(-1).topk(top_k, dim=-1)
-    if normalize:
+    """(n, d) by (experts, d): weights (n, top_k) float32 and expert ids (n, top_k) int64. ``bias``
+    (experts,) is added to the scores for the choice alone."""
+    logits = F.linear(x, router)
+    scores = logits.sigmoid() if routing.sigmoid else logits.softmax(-1)
+    ranks = scores if bias is None else scores + bias
+    if routing.groups > 1:
+        grouped = ranks.view(len(x), routing.groups, -1)
+        best = grouped.topk(routing.group_best, dim=-1).values.sum(-1)
+        chosen = best.topk(routing.top_groups, dim=-1).indices
+        closed = torch.ones_like(best, dtype=torch.bool).scatter_(1, chosen, False)
+        ranks = grouped.masked_fill(closed.unsqueeze(-1), float("-inf")).flatten(1)
+    chosen = ranks.topk(routing.top_k, dim=-1).indices
+    weights = scores.gather(1, chosen)
+    if routing.normalize:
         weights = weights / weights.sum(-1, keepdim=True)
-    return weights, chosen
+    return weights * routing.scale, chosen
 
 
 def experts(

@@ -13,12 +13,15 @@ from typing import Final
 import torch
 
 from alipes.kernels import cpu, delta, delta_reference, portable, reference
+from alipes.kernels.routing import Routing
 from alipes.kernels.shapes import Segment, Workspace
 
 Tensor = torch.Tensor
 Linear = Callable[[Tensor, Tensor, Workspace], Tensor]
 Attend = Callable[[Tensor, Tensor, Tensor, Sequence[Segment], Workspace], Tensor]
 Delta = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
+AttendLatent = Callable[[Tensor, Tensor, Tensor, Sequence[Segment], int, float, Workspace], Tensor]
+Route = Callable[[Tensor, Tensor, Tensor | None, Routing], tuple[Tensor, Tensor]]
 CopyRows = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 ExpertsForm = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Workspace], Tensor]
 
@@ -33,7 +36,9 @@ class Kernels:
     silu_mul: Callable[[Tensor], Tensor]
     write_kv: Callable[[Tensor, Tensor, Tensor], None]
     attend: Attend
-    route: Callable[[Tensor, Tensor, int, bool], tuple[Tensor, Tensor]]
+    attend_latent: AttendLatent
+    per_head: Linear
+    route: Route
     experts: ExpertsForm
     delta_gates: Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
     delta_chunk: Delta
@@ -56,6 +61,8 @@ REFERENCE: Final = Kernels(
     silu_mul=reference.silu_mul,
     write_kv=reference.write_kv,
     attend=reference.attend,
+    attend_latent=reference.attend_latent,
+    per_head=reference.per_head,
     route=reference.route,
     experts=reference.experts,
     delta_gates=delta_reference.delta_gates,
@@ -79,6 +86,7 @@ PORTABLE: Final = replace(
     linear=portable.linear,
     silu_mul=portable.silu_mul,
     write_kv=portable.write_kv,
+    per_head=portable.per_head,
     route=portable.route,
     delta_chunk=delta.delta_chunk,
     delta_step=delta.delta_step,
@@ -96,6 +104,8 @@ CPU: Final = replace(
     PORTABLE,
     linear=cpu.linear,
     attend=cpu.attend,
+    attend_latent=cpu.attend_latent,
+    per_head=cpu.per_head,
     experts=cpu.experts,
     copy_out=cpu.copy_out,
     copy_in=cpu.copy_in,

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from alipes.instance.engine.native.carry import Carries, plan_carries
 from alipes.instance.engine.protocol import EngineError, Row
 from alipes.kernels.shapes import Segment
 
@@ -29,22 +30,10 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Recurrences:
-    """What rows do with slots of recurrent state, one entry a row. ``load``, ``save`` and
-    ``keep`` are (rows,) int64 on the device, -1 where there is none; a row leaves the state
-    after its first ``kept`` tokens in ``keep``."""
-
-    load: torch.Tensor
-    save: torch.Tensor
-    keep: torch.Tensor
-    kept: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class Batch:
     """n tokens of all rows, one after another. ``tokens``, ``positions``, ``slots`` are (n,)
     int64 on the device; ``last`` (draws,) int64 holds the index of each drawing row's last
-    token, or is None where every token is one. There is one segment a row; ``recurrences`` is
+    token, or is None where every token is one. There is one segment a row; ``carries`` is
     None for a model without recurrent state."""
 
     tokens: torch.Tensor
@@ -53,7 +42,7 @@ class Batch:
     segments: tuple[Segment, ...]
     last: torch.Tensor | None
     draws: int
-    recurrences: Recurrences | None = None
+    carries: Carries | None = None
 
     @property
     def rows(self) -> int:
@@ -82,19 +71,8 @@ def build_batch(rows: Sequence[Row], bounds: Bounds, device: torch.device) -> Ba
         segments=tuple(segments),
         last=None if len(last) == first else torch.tensor(last, dtype=torch.int64, device=device),
         draws=len(last),
-        recurrences=_recurrences(rows, device) if bounds.slots else None,
+        carries=plan_carries(rows, device) if bounds.slots else None,
     )
-
-
-def _recurrences(rows: Sequence[Row], device: torch.device) -> Recurrences:
-    given = [row.recurrence for row in rows if row.recurrence is not None]
-    columns = (
-        [-1 if one.load is None else one.load for one in given],
-        [one.save for one in given],
-        [-1 if one.keep is None else one.keep for one in given],
-    )
-    load, save, keep = (torch.tensor(c, dtype=torch.int64, device=device) for c in columns)
-    return Recurrences(load, save, keep, tuple(one.kept for one in given))
 
 
 def _checked_table(row: Row, end: int, bounds: Bounds) -> Table:

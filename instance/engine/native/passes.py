@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from alipes.instance.engine.native.batch import Batch
+from alipes.instance.engine.native.carry import Move, carry
 from alipes.instance.engine.native.rope import Rope
 from alipes.kernels.shapes import Workspace
 from alipes.kernels.table import Kernels
@@ -26,6 +27,11 @@ class Pass:
     kernels: Kernels
     workspace: Workspace
     writes: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+
+    def carry(self, pool: Tensor, inputs: Sequence[Tensor], step: Move, chunk: Move) -> Tensor:
+        """Move the recurrent states of all rows on, see ``carry``."""
+        assert self.batch.carries is not None
+        return carry(self.batch.carries, self, pool, inputs, step, chunk)
 
     def save(self, state: Tensor, slots: Tensor, values: Tensor) -> None:
         """Have ``commit`` store ``values`` (m, *shape) at ``slots`` (m,) int64 of ``state``

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from alipes.kernels import portable
+from alipes.kernels.routing import Routing
 from alipes.kernels.shapes import Segment, Workspace
 from alipes.kernels.table import (
     CPU,
@@ -120,19 +121,72 @@ def test_attend(kernels: Kernels, segments: list[Segment], heads: int) -> None:
     close(got, REFERENCE.attend(q, kv, pool, segments, workspace()))
 
 
-@pytest.mark.parametrize("normalize", [True, False])
-def test_route(kernels: Kernels, normalize: bool) -> None:
-    x, router = torch.randn(9, 32), torch.randn(6, 32)
-    got, want = (column.route(x, router, 3, normalize) for column in (kernels, REFERENCE))
+@pytest.mark.parametrize("segments", [s for _, s in layouts()], ids=[n for n, _ in layouts()])
+@pytest.mark.parametrize("heads", [1, 5])
+def test_attend_latent(kernels: Kernels, segments: list[Segment], heads: int) -> None:
+    rows = sum(segment.count for segment in segments)
+    pool, q, latents = torch.randn(1024, 24), torch.randn(rows, heads, 24), torch.randn(rows, 24)
+    slots = torch.cat([s.slots()[s.start :] for s in segments])
+    REFERENCE.write_kv(pool, slots, latents)
+    got = kernels.attend_latent(q, latents, pool, segments, 18, 0.3, workspace())
+    assert got.shape == (rows, heads, 18)
+    close(got, REFERENCE.attend_latent(q, latents, pool, segments, 18, 0.3, workspace()))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 7])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("scratch", [6 * 96, 100, 96], ids=["whole", "pieces", "one by one"])
+def test_per_head(kernels: Kernels, rows: int, dtype: torch.dtype, scratch: int) -> None:
+    stack = torch.randn(6, 20, 8).to(dtype)
+    loose = dtype == torch.float16 and kernels is PORTABLE
+    for weight in (stack[:, :12], stack[:, 12:].mT):
+        x = torch.randn(rows, 6, weight.shape[1])
+        got = kernels.per_head(x, weight, workspace(scratch))
+        assert got.dtype == torch.float32
+        close(got, REFERENCE.per_head(x, weight, workspace()), 3e-2 if loose else 2e-5)
+
+
+ROUTINGS = (
+    Routing(3, normalize=True),
+    Routing(3, normalize=False),
+    Routing(3, normalize=True, scale=2.5),
+    Routing(3, normalize=False, groups=4, top_groups=2, scale=0.5),
+    Routing(3, normalize=True, sigmoid=True, groups=4, top_groups=2, group_best=2),
+)
+
+
+@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("biased", [True, False])
+def test_route(kernels: Kernels, routing: Routing, biased: bool) -> None:
+    x, router = torch.randn(9, 32), torch.randn(8, 32)
+    bias = torch.randn(8) if biased else None
+    got, want = (column.route(x, router, bias, routing) for column in (kernels, REFERENCE))
     close(got[0], want[0])
     assert torch.equal(got[1], want[1])
+
+
+def test_route_chooses_within_the_best_groups(kernels: Kernels) -> None:
+    """By hand: logits of three groups of two; the bias moves the choice but not the weights."""
+    x, router = torch.ones(1, 1), torch.tensor([[3.0], [-3.0], [1.0], [0.9], [2.0], [0.0]])
+    probs = router.flatten().softmax(0)
+    best = Routing(2, normalize=False, groups=3, top_groups=2)
+    weights, chosen = kernels.route(x, router, None, best)
+    assert chosen.tolist() == [[0, 4]]
+    close(weights, probs[[0, 4]].unsqueeze(0))
+    pairs = Routing(2, False, sigmoid=True, groups=3, top_groups=1, group_best=2, scale=2.0)
+    weights, chosen = kernels.route(x, router, None, pairs)
+    assert chosen.tolist() == [[2, 3]]
+    close(weights, 2 * router[[2, 3]].sigmoid().t())
+    weights, chosen = kernels.route(x, router, torch.tensor([0.0, 1, 0, 0, 0, 0]), pairs)
+    assert chosen.tolist() == [[1, 0]]
+    close(weights, 2 * router[[1, 0]].sigmoid().t())
 
 
 @pytest.mark.parametrize("rows", [1, 9])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_experts(kernels: Kernels, rows: int, dtype: torch.dtype) -> None:
     x, router = torch.randn(rows, 32), torch.randn(6, 32)
-    routing = REFERENCE.route(x, router, 2, True)
+    routing = REFERENCE.route(x, router, None, Routing(2, normalize=True))
     gate_up, down = torch.randn(6, 48, 32).to(dtype), torch.randn(6, 32, 24).to(dtype)
     got = kernels.experts(x, *routing, gate_up, down, workspace())
     want = REFERENCE.experts(x, *routing, gate_up, down, workspace())

@@ -11,7 +11,9 @@ from alipes.instance.engine.native.rope import Rope
 Raw = Mapping[str, Any]
 
 
-def decoder(family: str, raw: Raw, layers: Sequence[LayerConfig]) -> ModelConfig:
+def decoder(
+    family: str, raw: Raw, layers: Sequence[LayerConfig], centred: bool = False
+) -> ModelConfig:
     """The fields that every decoder has, around ``layers``."""
     return ModelConfig(
         family=family,
@@ -21,6 +23,7 @@ def decoder(family: str, raw: Raw, layers: Sequence[LayerConfig]) -> ModelConfig
         eps=norm_eps(raw),
         tied=bool(raw.get("tie_word_embeddings", False)),
         layers=tuple(layers),
+        centred=centred,
     )
 
 

@@ -12,26 +12,27 @@ from alipes.instance.engine.native.families.fields import (
 )
 from alipes.instance.engine.native.feed_forward import Dense, Experts
 from alipes.instance.engine.native.mixers.attention import Attention
+from alipes.kernels.routing import Routing
 
 
 def llama(raw: Raw) -> ModelConfig:
     mixer = _attention(raw, qk_norm=False)
-    return decoder("llama", raw, [LayerConfig(mixer, _dense(raw))] * _layers(raw))
+    return decoder("llama", raw, [LayerConfig(mixer, dense(raw))] * layer_count(raw))
 
 
 def qwen3(raw: Raw) -> ModelConfig:
     mixer = _attention(raw, qk_norm=True)
-    return decoder("qwen3", raw, [LayerConfig(mixer, _dense(raw))] * _layers(raw))
+    return decoder("qwen3", raw, [LayerConfig(mixer, dense(raw))] * layer_count(raw))
 
 
 def qwen3_moe(raw: Raw) -> ModelConfig:
-    mixer, sparse = _attention(raw, qk_norm=True), _sparse_layers(raw)
-    kinds: dict[bool, FeedForward] = {False: _dense(raw), True: _experts(raw)}
-    layers = [LayerConfig(mixer, kinds[index in sparse]) for index in range(_layers(raw))]
+    mixer, sparse = _attention(raw, qk_norm=True), sparse_layers(raw)
+    kinds: dict[bool, FeedForward] = {False: dense(raw), True: experts(raw)}
+    layers = [LayerConfig(mixer, kinds[index in sparse]) for index in range(layer_count(raw))]
     return decoder("qwen3_moe", raw, layers)
 
 
-def _layers(raw: Raw) -> int:
+def layer_count(raw: Raw) -> int:
     return int(raw["num_hidden_layers"])
 
 
@@ -48,18 +49,17 @@ def _attention(raw: Raw, qk_norm: bool) -> Attention:
     )
 
 
-def _dense(raw: Raw) -> Dense:
+def dense(raw: Raw) -> Dense:
     return Dense(int(raw["hidden_size"]), int(raw["intermediate_size"]))
 
 
-def _experts(raw: Raw) -> Experts:
+def experts(raw: Raw) -> Experts:
     count = _count(raw)
     return Experts(
         hidden=int(raw["hidden_size"]),
         intermediate=int(raw["moe_intermediate_size"]),
         count=count,
-        top_k=top_k_of(raw, count),
-        normalize=bool(raw.get("norm_topk_prob", False)),
+        routing=Routing(top_k_of(raw, count), bool(raw.get("norm_topk_prob", False))),
     )
 
 
@@ -67,7 +67,7 @@ def _count(raw: Raw) -> int:
     return int(raw["num_local_experts"] if "num_local_experts" in raw else raw["num_experts"])
 
 
-def _sparse_layers(raw: Raw) -> set[int]:
+def sparse_layers(raw: Raw) -> set[int]:
     step, dense = int(raw.get("decoder_sparse_step", 1)), set(raw.get("mlp_only_layers") or ())
-    layers = range(_layers(raw)) if _count(raw) else range(0)
+    layers = range(layer_count(raw)) if _count(raw) else range(0)
     return {index for index in layers if index not in dense and (index + 1) % step == 0}

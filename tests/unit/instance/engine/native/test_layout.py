@@ -11,8 +11,9 @@ from alipes.instance.engine.native.layout import ALIGN
 from alipes.instance.engine.native.mixers.attention import Attention
 from alipes.instance.engine.native.rope import Rope
 from alipes.instance.engine.native.shape import pack_layout
+from alipes.kernels.routing import Routing
 
-KINDS: tuple[FeedForward, ...] = (Experts(64, 48, 3, 2, normalize=True), Dense(64, 96))
+KINDS: tuple[FeedForward, ...] = (Experts(64, 48, 3, Routing(2, True)), Dense(64, 96))
 MIXER = Attention(64, heads=4, kv_heads=2, dim=32, rope=Rope(32, 1e4), norm_eps=1e-6)
 CONFIG = ModelConfig(
     family="qwen3_moe",

@@ -11,6 +11,7 @@ from alipes.instance.engine.native.families.read import parse_config, read_confi
 from alipes.instance.engine.native.feed_forward import Dense, Experts
 from alipes.instance.engine.native.mixers.attention import Attention
 from alipes.instance.engine.native.rope import Rope
+from alipes.kernels.routing import Routing
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -60,7 +61,7 @@ def test_theta_is_read_from_old_and_new_places(place: dict[str, Any]) -> None:
 
 def test_sparse_layers_follow_step_and_exceptions() -> None:
     config = parse_config(MOE)
-    dense, experts = Dense(64, 128), Experts(64, 32, 8, 2, normalize=False)
+    dense, experts = Dense(64, 128), Experts(64, 32, 8, Routing(2, False))
     assert [layer.feed_forward for layer in config.layers] == [dense, experts, dense, dense]
     assert attention(config).norm_eps == 1e-6
 
