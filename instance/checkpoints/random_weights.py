@@ -16,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors.numpy import save_file
 
+from alipes.instance.checkpoints import hybrid
 from alipes.instance.checkpoints.folder import WEIGHTS, write_json
-from alipes.instance.checkpoints.shapes import SIZES, config_of, tensors_of
+from alipes.instance.checkpoints.shapes import config_of, tensors_of
+from alipes.instance.checkpoints.sizes import SIZES
 from alipes.instance.contract import RandomWeights
 
 _COPIED = ("tokenizer.json", "generation_config.json")
@@ -37,17 +39,30 @@ def write_random(source: RandomWeights, donor: Path, folder: Path) -> None:
     ends = json.loads((donor / "generation_config.json").read_bytes())["eos_token_id"]
     write_json(folder / "config.json", config_of(source.family, size, vocab, ends))
     shapes = tensors_of(source.family, size, vocab)
-    tensors = {name: _draw(source.seed, name, shape) for name, shape in shapes.items()}
+    tensors = {
+        name: _draw(source.seed, name, shape, *_vector(source.family, name))
+        for name, shape in shapes.items()
+    }
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def _draw(seed: int, name: str, shape: tuple[int, ...]) -> NDArray[np.float16]:
-    """One tensor; its values depend on seed, name and shape alone."""
+def _vector(family: str, name: str) -> tuple[float, float]:
+    """Mean and standard deviation of a vector's elements."""
+    if family in hybrid.FAMILIES:
+        return hybrid.mean_of(name), hybrid.spread_of(name)
+    return (2.0 if name.endswith("q_norm.weight") else 1.0), 0.1
+
+
+def _draw(
+    seed: int, name: str, shape: tuple[int, ...], mean: float, spread: float
+) -> NDArray[np.float16]:
+    """One tensor; ``mean`` and ``spread`` are for vectors, matrices keep the scale of what they
+    multiply. Its values depend on the arguments alone."""
     key = hashlib.blake2b(f"{seed}/{name}/{shape}".encode(), digest_size=16).digest()
     noise = np.random.Generator(np.random.Philox(int.from_bytes(key, "little")))
     values = noise.standard_normal(shape, dtype=np.float32)
     if len(shape) == 1:
-        scaled = (2.0 if name.endswith("q_norm.weight") else 1.0) + 0.1 * values
+        scaled = mean + spread * values
     elif name == "model.embed_tokens.weight":
         scaled = values
     else:

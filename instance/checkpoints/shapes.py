@@ -1,36 +1,22 @@
-"""Families and sizes of random models: their configs and the shapes of their tensors."""
+"""Families of random models: their configs and the shapes of their tensors."""
 
 from __future__ import annotations
 
 from typing import Final
 
-import msgspec
+from alipes.instance.checkpoints import hybrid
+from alipes.instance.checkpoints.sizes import Size
 
 Tensors = dict[str, tuple[int, ...]]
 
-
-class Size(msgspec.Struct, frozen=True):
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    experts: int
-    experts_per_token: int
-    expert_intermediate: int
-    context: int
-
-
-SIZES: Final = {
-    "tiny": Size(64, 2, 4, 2, 16, 128, 4, 2, 64, 8192),
-    "small": Size(256, 4, 8, 2, 64, 768, 8, 2, 256, 32768),
-}
 FAMILIES: Final = {
     "llama": ("LlamaForCausalLM", "llama", 1e-5, 500_000.0),
     "qwen3": ("Qwen3ForCausalLM", "qwen3", 1e-6, 1_000_000.0),
     "qwen3-moe": ("Qwen3MoeForCausalLM", "qwen3_moe", 1e-6, 1_000_000.0),
+    "qwen3-next": ("Qwen3NextForCausalLM", "qwen3_next", 1e-6, 10_000_000.0),
+    "qwen3.5": ("Qwen3_5ForCausalLM", "qwen3_5_text", 1e-6, 10_000_000.0),
 }
+_SPARSE: Final = ("qwen3-moe", "qwen3-next")
 
 
 def config_of(family: str, size: Size, vocab: int, ends: list[int]) -> dict[str, object]:
@@ -62,7 +48,9 @@ def config_of(family: str, size: Size, vocab: int, ends: list[int]) -> dict[str,
     }
     if family == "llama":
         config["mlp_bias"] = False
-    if family == "qwen3-moe":
+    if family in hybrid.FAMILIES:
+        config |= hybrid.config_fields(size, theta)
+    if family in _SPARSE:
         config |= {
             "decoder_sparse_step": 1,
             "mlp_only_layers": [],
@@ -83,27 +71,41 @@ def tensors_of(family: str, size: Size, vocab: int) -> Tensors:
     }
     for layer in range(size.layers):
         prefix = f"model.layers.{layer}."
-        tensors |= {prefix + name: shape for name, shape in _layer(family, size).items()}
+        tensors |= {prefix + name: shape for name, shape in _layer(family, size, layer).items()}
     return tensors
 
 
-def _layer(family: str, size: Size) -> Tensors:
-    queries, keys = size.heads * size.head_dim, size.kv_heads * size.head_dim
+def _layer(family: str, size: Size, index: int) -> Tensors:
     layer: Tensors = {
         "input_layernorm.weight": (size.hidden,),
         "post_attention_layernorm.weight": (size.hidden,),
-        "self_attn.q_proj.weight": (queries, size.hidden),
+    }
+    if family in hybrid.FAMILIES and hybrid.is_recurrent(size, index):
+        layer |= hybrid.delta_net(family, size)
+    else:
+        layer |= _attention(family, size)
+    if family not in _SPARSE:
+        return layer | _gated("mlp.", size.hidden, size.intermediate)
+    layer["mlp.gate.weight"] = (size.experts, size.hidden)
+    for expert in range(size.experts):
+        layer |= _gated(f"mlp.experts.{expert}.", size.hidden, size.expert_intermediate)
+    if family in hybrid.FAMILIES:
+        layer["mlp.shared_expert_gate.weight"] = (1, size.hidden)
+        layer |= _gated("mlp.shared_expert.", size.hidden, size.expert_intermediate)
+    return layer
+
+
+def _attention(family: str, size: Size) -> Tensors:
+    queries, keys = size.heads * size.head_dim, size.kv_heads * size.head_dim
+    gated = 2 if family in hybrid.FAMILIES else 1
+    layer: Tensors = {
+        "self_attn.q_proj.weight": (gated * queries, size.hidden),
         "self_attn.k_proj.weight": (keys, size.hidden),
         "self_attn.v_proj.weight": (keys, size.hidden),
         "self_attn.o_proj.weight": (size.hidden, queries),
     }
     if family != "llama":
         layer["self_attn.q_norm.weight"] = layer["self_attn.k_norm.weight"] = (size.head_dim,)
-    if family != "qwen3-moe":
-        return layer | _gated("mlp.", size.hidden, size.intermediate)
-    layer["mlp.gate.weight"] = (size.experts, size.hidden)
-    for expert in range(size.experts):
-        layer |= _gated(f"mlp.experts.{expert}.", size.hidden, size.expert_intermediate)
     return layer
 
 

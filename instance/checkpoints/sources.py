@@ -30,7 +30,8 @@ from alipes.instance.checkpoints.folder import (
 )
 from alipes.instance.checkpoints.package import find_file
 from alipes.instance.checkpoints.random_weights import write_random
-from alipes.instance.checkpoints.shapes import FAMILIES, SIZES
+from alipes.instance.checkpoints.shapes import FAMILIES
+from alipes.instance.checkpoints.sizes import SIZES
 from alipes.instance.contract import LocalFolder, ModelSource, PackagedGguf, RandomWeights
 
 Progress = Callable[[str, float], None]

@@ -68,6 +68,6 @@ def _count(raw: Raw) -> int:
 
 
 def sparse_layers(raw: Raw) -> set[int]:
-    step, dense = int(raw.get("decoder_sparse_step", 1)), set(raw.get("mlp_only_layers") or ())
+    step, without = int(raw.get("decoder_sparse_step", 1)), set(raw.get("mlp_only_layers") or ())
     layers = range(layer_count(raw)) if _count(raw) else range(0)
-    return {index for index in layers if index not in dense and (index + 1) % step == 0}
+    return {index for index in layers if index not in without and (index + 1) % step == 0}

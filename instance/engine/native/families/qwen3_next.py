@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from alipes.instance.engine.native.config import (
     FeedForward,
     LayerConfig,
@@ -61,7 +63,7 @@ def _layer_types(raw: Raw, layers: int) -> list[str]:
 def _attention(raw: Raw) -> Attention:
     dim = int(raw["head_dim"])
     nested = raw.get("rope_parameters") or {}
-    share = nested.get("partial_rotary_factor", raw.get("partial_rotary_factor", 0.25))
+    share: Any = nested.get("partial_rotary_factor", raw.get("partial_rotary_factor", 0.25))
     return Attention(
         hidden=int(raw["hidden_size"]),
         heads=int(raw["num_attention_heads"]),

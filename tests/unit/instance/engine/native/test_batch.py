@@ -72,18 +72,12 @@ def test_a_row_outside_the_bounds_is_refused(bad: Row, words: str) -> None:
     assert raised.value.call_ids == (bad.call_id,)
 
 
-def test_what_rows_do_with_slots_reaches_the_batch() -> None:
-    rows = [
-        replace(row([1, 2], 0, [1]), recurrence=Recurrence(None, 3, 4, 1)),
-        replace(row([3], 5, [2, 5]), recurrence=Recurrence(0, 0)),
-    ]
-    found = build_batch(rows, replace(BOUNDS, slots=5), CPU).recurrences
-    assert found is not None
-    assert found.load.tolist() == [-1, 0]
-    assert found.save.tolist() == [3, 0]
-    assert found.keep.tolist() == [4, -1]
-    assert found.kept == (1, 0)
-    assert build_batch([row([1], 0, [1])], BOUNDS, CPU).recurrences is None
+def test_only_models_with_slots_carry_state() -> None:
+    given = replace(row([1, 2], 0, [1]), recurrence=Recurrence(None, 3))
+    carries = build_batch([given], replace(BOUNDS, slots=5), CPU).carries
+    assert carries is not None
+    assert [one.load for one in carries.alone] == [None]
+    assert build_batch([row([1], 0, [1])], BOUNDS, CPU).carries is None
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,8 @@ def test_reports_name_the_format_and_the_room(
     for report in engine.reports:
         assert report.context == 8192
         assert report.kv_blocks * report.block_bytes + report.weight_bytes < 96 << 20
-        assert report.kv_format.endswith(":2*kv2x16:float32:interleaved:64")
+        states = "1*recurrent4x32x32+256x3:float32+1*kv2x16" if report.slots else "2*kv2x16"
+        assert report.kv_format.endswith(f":{states}:float32:interleaved:64")
     assert engine.kind == "native"
 
 
@@ -217,7 +218,7 @@ def test_state_on_the_host_is_exact(engine: NativeEngine) -> None:
     engine.copy_out(1, copies(engine, 1, [0, 1, 2]))
     with pytest.raises(EngineError, match="drain them before llama becomes active"):
         engine.activate("llama")
-    assert engine.drain() == (1,)
+    assert engine.drain() == (CopyEnd(1),)
     engine.activate("llama")
     generate(engine, 4)
     engine.activate("qwen3")
