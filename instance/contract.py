@@ -343,7 +343,8 @@ class Counters(Wire, frozen=True):
     was eligible did not fit (one call may count in several slots). ``restored_tokens`` came from
     the host; they are among ``cached_tokens``. ``lingered_seconds`` passed in open slots that
     waited for returning sessions. ``declined_tokens`` were there as blocks, but were computed
-    again, as no recurrent state after them was kept."""
+    again, as no recurrent state after them was kept. ``torn_blocks`` were copied to
+    the host, but not by all ranks, or not as they were."""
 
     live_calls: int = 0
     finished: int = 0
@@ -367,6 +368,7 @@ class Counters(Wire, frozen=True):
     host_evicted_blocks: int = 0
     lingered_seconds: float = 0.0
     declined_tokens: int = 0
+    torn_blocks: int = 0
 
 
 class Snapshot(Wire, frozen=True):

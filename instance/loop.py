@@ -18,7 +18,7 @@ from alipes.instance.contract import (
     Tokens,
     Welcome,
 )
-from alipes.instance.engine.protocol import Engine, EngineError
+from alipes.instance.engine.protocol import CopyEnd, Engine, EngineError
 from alipes.instance.scheduler.rounds import RoundScheduler
 from alipes.instance.scheduler.work import (
     Checkpoint,
@@ -181,12 +181,12 @@ class EngineLoop:
             log.warning("%d blocks were not copied: %s", len(checkpoint.copies), error)
             self._tell(self._scheduler.uncopied(checkpoint, self._clock()), "")
 
-    def _report_copies(self, ended: Callable[[], tuple[int, ...]]) -> None:
+    def _report_copies(self, ended: Callable[[], tuple[CopyEnd, ...]]) -> None:
         if not self._scheduler.copying:
             return
-        tickets = ended()
-        if tickets:
-            self._tell(self._scheduler.copied(tickets, self._clock()), "")
+        ends = ended()
+        if ends:
+            self._tell(self._scheduler.copied(ends, self._clock()), "")
 
     def _tell(self, progress: Progress, model: str) -> None:
         for removed in progress.removed:

@@ -80,6 +80,15 @@ class BlockCopy:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyEnd:
+    """A copy to the host has ended. All ranks hold its first ``intact`` blocks, as they were on the
+    device; all of it where that is None. Nothing is known of the others."""
+
+    ticket: int
+    intact: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SwitchReport:
     """What making a model active took; ``addresses_kept`` tells whether every region of the
     arena is where it was when the model was last active."""
@@ -115,11 +124,11 @@ class Engine(Protocol):
         side may be written, and the slabs may not be read. Tickets rise."""
         ...
 
-    def copied(self) -> tuple[int, ...]:
-        """Tickets whose copies have ended since this was last asked, in order; never waits."""
+    def copied(self) -> tuple[CopyEnd, ...]:
+        """Copies that have ended since this was last asked, in order; never waits."""
         ...
 
-    def drain(self) -> tuple[int, ...]:
+    def drain(self) -> tuple[CopyEnd, ...]:
         """As ``copied``, but waits for all copies that were begun."""
         ...
 

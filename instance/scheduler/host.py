@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from alipes.instance.contract import BlocksRemoved, BlocksStored, ModelReport, Tier
-from alipes.instance.engine.protocol import HostSlabs
+from alipes.instance.engine.protocol import CopyEnd, HostSlabs
 from alipes.instance.memory.changes import HostChange, HostStored
 from alipes.instance.memory.registry import HostRegistry
 from alipes.instance.memory.rows import HostBlock, still_here
@@ -51,6 +51,7 @@ class HostKv:
         self.slab_bytes = host.slab_bytes
         self.registry = HostRegistry(host.count)
         self.checkpointed = 0
+        self.torn = 0
         self._shared = shared
         self._block_tokens = block_tokens
         self._slabs = {r.name: -(-r.block_bytes // host.slab_bytes) for r in reports}
@@ -175,25 +176,25 @@ class HostKv:
         self._copying[ticket] = copying
         return Checkpoint(ticket, tuple(copying.sources), tuple(copying.blocks))
 
-    def ended(self, ticket: int) -> Copying:
-        copying = self._copying.pop(ticket)
-        self.registry.commit(copying.blocks)
-        self.checkpointed += sum(1 for block in copying.blocks if block.key is not None)
+    def ended(self, end: CopyEnd) -> Copying:
+        """Publish what is intact of a copy that has ended; nobody may refer to the rest any
+        more."""
+        copying = self._copying.pop(end.ticket)
+        intact, torn = _divided(copying, end)
+        self.registry.commit(intact)
+        self.registry.abort(torn)
+        self.checkpointed += sum(1 for block in intact if block.key is not None)
+        self.torn += len(torn)
         return copying
 
-    def failed(self, ticket: int) -> Copying:
-        """These copies were not made. Nobody may refer to the blocks any more."""
-        copying = self._copying.pop(ticket)
-        self.registry.abort(copying.blocks)
-        return copying
-
-    def lost(self, ticket: int, calls: Iterable[Sequence]) -> list[Sequence]:
-        """Those of the saved ``calls`` that refer to blocks of these copies."""
-        blocks = set(map(id, self._copying[ticket].blocks))
+    def lost(self, end: CopyEnd, calls: Iterable[Sequence]) -> list[Sequence]:
+        """Those of the saved ``calls`` that refer to blocks of this copy which are not intact."""
+        _, torn = _divided(self._copying[end.ticket], end)
+        blocks = set(map(id, torn))
         return [
             call
             for call in calls
-            if any(id(block) in blocks for block in (*call.saved, call.saved_slot))
+            if blocks and any(id(block) in blocks for block in (*call.saved, call.saved_slot))
         ]
 
     def forget(self, call: Sequence) -> None:
@@ -238,3 +239,9 @@ class HostKv:
                 else:
                     removed.append(BlocksRemoved(model, Tier.HOST, change.keys))
         return tuple(removed), tuple(stored)
+
+
+def _divided(copying: Copying, end: CopyEnd) -> tuple[list[HostBlock], list[HostBlock]]:
+    """The blocks that are intact, and the others."""
+    intact = len(copying.blocks) if end.intact is None else end.intact
+    return copying.blocks[:intact], copying.blocks[intact:]

@@ -21,7 +21,7 @@ from alipes.instance.contract import (
     Snapshot,
     Submit,
 )
-from alipes.instance.engine.protocol import HostSlabs, Row, Sampled, SwitchReport
+from alipes.instance.engine.protocol import CopyEnd, HostSlabs, Row, Sampled, SwitchReport
 from alipes.instance.scheduler import phases
 from alipes.instance.scheduler.active import ActiveModel
 from alipes.instance.scheduler.calls import CallTable
@@ -274,24 +274,27 @@ class RoundScheduler:
             self._tally.prefill_tokens += sum(run.chunks)
             self._stale = True
 
-    def copied(self, tickets: tuple[int, ...], now: int) -> Progress:
-        """These checkpoints have ended: what they copied can be restored from now on."""
-        for ticket in tickets:
-            copying = self._host.ended(ticket)
+    def copied(self, ends: tuple[CopyEnd, ...], now: int) -> Progress:
+        """These checkpoints have ended: what they copied can be restored from now on. Of a copy
+        that is not whole no more than its intact beginning is published, and calls that rely on
+        the rest are recomputed."""
+        saved = [call for state in self._calls.models.values() for call in state.saved.values()]
+        for end in ends:
+            torn = self._host.lost(end, saved)
+            for call in torn:
+                self._calls.requeue_saved(call)
+                saved.remove(call)
+            copying = self._host.ended(end)
             if self._active is not None:
                 self._active.copied(copying)
+            if torn:
+                self._changed()
         return self._progress()
 
     def uncopied(self, checkpoint: Checkpoint, now: int) -> Progress:
-        """The engine could not begin the checkpoint: calls that rely on it are recomputed."""
-        saved = [call for state in self._calls.models.values() for call in state.saved.values()]
-        for call in self._host.lost(checkpoint.ticket, saved):
-            self._calls.requeue_saved(call)
-        copying = self._host.failed(checkpoint.ticket)
-        if self._active is not None:
-            self._active.copied(copying)
+        """The engine could not begin the checkpoint."""
         self._changed()
-        return self._progress()
+        return self.copied((CopyEnd(checkpoint.ticket, intact=0),), now)
 
     def switched(
         self, work: Switch, report: SwitchReport, seconds_saving: float, now: int
@@ -406,7 +409,10 @@ class RoundScheduler:
 
     def counters(self) -> Counters:
         return self._tally.counters(
-            len(self._calls), self._host.checkpointed, self._host.registry.evicted
+            len(self._calls),
+            self._host.checkpointed,
+            self._host.torn,
+            self._host.registry.evicted,
         )
 
     def occupancy(self) -> Occupancy:

@@ -35,7 +35,9 @@ class Tally:
     def fell_short(self, model: str, seconds: float) -> None:
         self.shortfall[model] = self.shortfall.get(model, 0.0) + seconds
 
-    def counters(self, live_calls: int, checkpointed: int, host_evicted: int) -> Counters:
+    def counters(
+        self, live_calls: int, checkpointed: int, torn: int, host_evicted: int
+    ) -> Counters:
         return Counters(
             live_calls=live_calls,
             finished=self.finished,
@@ -56,6 +58,7 @@ class Tally:
             restores=self.restores,
             restored_tokens=self.restored_tokens,
             checkpointed_blocks=checkpointed,
+            torn_blocks=torn,
             host_evicted_blocks=host_evicted,
             lingered_seconds=self.lingered_seconds,
             declined_tokens=self.declined_tokens,

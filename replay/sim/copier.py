@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from alipes.instance.engine.protocol import CopyEnd
+
 
 class Copier:
     """Times in ns."""
@@ -21,12 +23,12 @@ class Copier:
         self._free = max(self._free, now) + duration
         self._under_way.append((self._free, ticket))
 
-    def ended(self, now: int) -> tuple[int, ...]:
-        """Tickets of copies that have ended and were not yet told."""
-        tickets = []
+    def ended(self, now: int) -> tuple[CopyEnd, ...]:
+        """Copies that have ended and were not yet told."""
+        ends = []
         while self._under_way and self._under_way[0][0] <= now:
-            tickets.append(self._under_way.popleft()[1])
-        return tuple(tickets)
+            ends.append(CopyEnd(self._under_way.popleft()[1]))
+        return tuple(ends)
 
     def drained(self) -> int:
         """When all that was begun will have ended."""

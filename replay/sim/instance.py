@@ -305,9 +305,9 @@ class SimulatedInstance:
         self._copier.begin(checkpoint.ticket, costs.checkpoint(tokens), now)
 
     def _report_copies(self, now: int) -> None:
-        tickets = self._copier.ended(now)
-        if tickets:
-            self._tell(self.scheduler.copied(tickets, now), now)
+        ends = self._copier.ended(now)
+        if ends:
+            self._tell(self.scheduler.copied(ends, now), now)
 
     def _tell(self, progress: Progress, now: int) -> None:
         for removed in progress.removed:

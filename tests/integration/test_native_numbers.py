@@ -27,7 +27,7 @@ from alipes.instance.contract import (
     TokenIds,
 )
 from alipes.instance.engine.native.engine import NativeEngine
-from alipes.instance.engine.protocol import BlockCopy, Draw, Row
+from alipes.instance.engine.protocol import BlockCopy, CopyEnd, Draw, Row
 from alipes.instance.memory.registry import HostRegistry
 from alipes.instance.memory.rows import HostBlock
 
@@ -95,7 +95,7 @@ class Desk:
         return held
 
     def settle(self, held: list[HostBlock]) -> None:
-        assert self.engine.drain() == (self._ticket,)
+        assert self.engine.drain() == (CopyEnd(self._ticket),)
         self.registry.commit(held)
 
     def restore(self, held: list[HostBlock], blocks: list[int]) -> None:

@@ -20,6 +20,7 @@ from alipes.instance.engine.fake.host import BLOCK_SLABS, HostStates
 from alipes.instance.engine.fake.words import context_of, words_of
 from alipes.instance.engine.protocol import (
     BlockCopy,
+    CopyEnd,
     Draw,
     EngineError,
     HostSlabs,
@@ -104,10 +105,10 @@ class FakeEngine:
         self._check_active()
         self._host.copy_out(ticket, copies, self._active, self._device)
 
-    def copied(self) -> tuple[int, ...]:
+    def copied(self) -> tuple[CopyEnd, ...]:
         return self._host.copied(self._device)
 
-    def drain(self) -> tuple[int, ...]:
+    def drain(self) -> tuple[CopyEnd, ...]:
         return self._host.copied(self._device)
 
     def copy_in(self, copies: Sequence[BlockCopy]) -> None:

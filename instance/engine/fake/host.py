@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from alipes.instance.engine.fake.device import BlockContent, BlockStates
-from alipes.instance.engine.protocol import BlockCopy, EngineError
+from alipes.instance.engine.protocol import BlockCopy, CopyEnd, EngineError
 
 BLOCK_SLABS: Final = 2
 
@@ -52,8 +52,8 @@ class HostStates:
         device.begin_copy([copy.device for copy in copies])
         self._blocks_of[ticket] = [copy.device for copy in copies]
 
-    def copied(self, device: BlockStates) -> tuple[int, ...]:
-        ended = tuple(self._blocks_of)
+    def copied(self, device: BlockStates) -> tuple[CopyEnd, ...]:
+        ended = tuple(map(CopyEnd, self._blocks_of))
         for blocks in self._blocks_of.values():
             device.end_copy(blocks)
         self._blocks_of.clear()

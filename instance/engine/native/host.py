@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from alipes.instance.engine.protocol import BlockCopy, EngineError, HostSlabs
+from alipes.instance.engine.protocol import BlockCopy, CopyEnd, EngineError, HostSlabs
 from alipes.instance.memory.arena import pinned_buffer, release_pinned
 from alipes.instance.memory.plan import MemoryPlan, ModelPlan
 from alipes.instance.memory.specs import StateSpec, paged
@@ -145,14 +145,14 @@ class HostPool:
 
         self._copies.append((ticket, self._lane.begin(copy)))
 
-    def copied(self) -> tuple[int, ...]:
-        """Tickets of the copies that have ended since this was last asked."""
+    def copied(self) -> tuple[CopyEnd, ...]:
+        """The copies that have ended since this was last asked."""
         ended = []
         while self._copies and self._copies[0][1].done():
             ended.append(self._finish())
         return tuple(ended)
 
-    def drain(self) -> tuple[int, ...]:
+    def drain(self) -> tuple[CopyEnd, ...]:
         """As ``copied``, but all of them."""
         return tuple(self._finish() for _ in range(len(self._copies)))
 
@@ -169,10 +169,10 @@ class HostPool:
         self._copies.clear()
         release_pinned(self._buffer, self._device)
 
-    def _finish(self) -> int:
+    def _finish(self) -> CopyEnd:
         ticket, copy = self._copies.popleft()
         copy.result()
-        return ticket
+        return CopyEnd(ticket)
 
     def _places(
         self, rows: BlockRows, copies: Sequence[BlockCopy]

@@ -30,6 +30,7 @@ from alipes.instance.contract import (
 )
 from alipes.instance.engine.protocol import (
     BlockCopy,
+    CopyEnd,
     EngineError,
     HostSlabs,
     Row,
@@ -140,13 +141,15 @@ class Copied:
 class SimulatedEngine:
     """Computes nothing, but knows for every position of every block which context it is the
     state of, and refuses rows whose blocks are anything else. A copy to the host ends when it has
-    been asked for ``delay`` times; the next ``refusals`` copies are refused. ``now`` is the virtual
+    been asked for ``delay`` times; the next ``refusals`` copies are refused, and of later ones
+    only so many blocks are intact as ``tears`` has, from its end. ``now`` is the virtual
     clock. ``reports`` tells which models have slots: it knows of which context each is the state
     too."""
 
     costs: Costs = field(default_factory=Costs)
     delay: int = 2
     refusals: int = 0
+    tears: list[int] = field(default_factory=list)
     now: int = 0
     active: str = ""
     content: dict[tuple[int, int], Context] = field(default_factory=dict)
@@ -246,17 +249,20 @@ class SimulatedEngine:
             self.refusals -= 1
             raise EngineError("a copy is refused")
 
-    def copied(self) -> tuple[int, ...]:
+    def copied(self) -> tuple[CopyEnd, ...]:
         self.copying = {t: (copies, left - 1) for t, (copies, left) in self.copying.items()}
         return self._end({t for t, (_, left) in self.copying.items() if left <= 0})
 
-    def drain(self) -> tuple[int, ...]:
+    def drain(self) -> tuple[CopyEnd, ...]:
         return self._end(set(self.copying))
 
-    def _end(self, tickets: set[int]) -> tuple[int, ...]:
+    def _end(self, tickets: set[int]) -> tuple[CopyEnd, ...]:
+        ends = []
         for ticket in sorted(tickets):
             copies, _ = self.copying.pop(ticket)
-            for copy in copies:
+            intact = self.tears.pop() if self.tears else len(copies)
+            ends.append(CopyEnd(ticket, min(intact, len(copies))))
+            for copy in copies[:intact]:
                 held = {
                     p: self.content[copy.device, p]
                     for p in range(BLOCK)
@@ -266,7 +272,7 @@ class SimulatedEngine:
                 state = None if slot is None else self.slots[slot]
                 whole = Copied(self.active, held, state)
                 self.host.update((slab, (whole, part)) for part, slab in enumerate(copy.slabs))
-        return tuple(sorted(tickets))
+        return tuple(ends)
 
     def copy_in(self, copies: abc.Sequence[BlockCopy]) -> None:
         assert self._moving().isdisjoint(copy.device for copy in copies)
@@ -415,7 +421,7 @@ class Driver:
         except EngineError:
             self._take(self.scheduler.uncopied(checkpoint, self.engine.now), "")
 
-    def _report(self, ended: abc.Callable[[], tuple[int, ...]]) -> None:
+    def _report(self, ended: abc.Callable[[], tuple[CopyEnd, ...]]) -> None:
         assert self.scheduler.copying == bool(self.engine.copying)
         tickets = ended()
         if tickets:

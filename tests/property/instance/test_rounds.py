@@ -18,8 +18,8 @@ stop_ids = st.lists(st.integers(0, VOCABULARY - 1), max_size=4).map(tuple)
 
 
 class Rounds(RuleBasedStateMachine):
-    """Sessions that begin, go on after a gap and are cancelled, time, and copies that are slow or
-    refused, in any order; the driver checks every step."""
+    """Sessions that begin, go on after a gap and are cancelled, time, and copies that are slow,
+    refused or torn, in any order; the driver checks every step."""
 
     @initialize(
         models=st.integers(1, 3),
@@ -174,6 +174,10 @@ class Rounds(RuleBasedStateMachine):
     @rule(count=st.integers(1, 2))
     def refuse_copies(self, count: int) -> None:
         self.driver.engine.refusals = count
+
+    @rule(tears=st.lists(st.integers(0, 9), max_size=2))
+    def tear_copies(self, tears: list[int]) -> None:
+        self.driver.engine.tears = tears
 
     @invariant()
     def conserved(self) -> None:

@@ -40,7 +40,14 @@ from alipes.instance.contract import (
     Tier,
     Tokens,
 )
-from alipes.instance.engine.protocol import BlockCopy, HostSlabs, Row, Sampled, SwitchReport
+from alipes.instance.engine.protocol import (
+    BlockCopy,
+    CopyEnd,
+    HostSlabs,
+    Row,
+    Sampled,
+    SwitchReport,
+)
 from alipes.instance.loop import EngineLoop
 from alipes.instance.scheduler import phases
 from alipes.instance.scheduler.rounds import RoundScheduler
@@ -180,10 +187,10 @@ class VirtualEngine:
         duration = self._costs.checkpoint(len(copies) * BLOCK)
         self.copier.begin(ticket, duration, self.now)
 
-    def copied(self) -> tuple[int, ...]:
+    def copied(self) -> tuple[CopyEnd, ...]:
         return self.copier.ended(self.now)
 
-    def drain(self) -> tuple[int, ...]:
+    def drain(self) -> tuple[CopyEnd, ...]:
         self.now = max(self.now, self.copier.drained())
         return self.copied()
 

@@ -9,127 +9,143 @@ from alipes.instance.memory.staging import StagingLedger, SwitchPath
 from alipes.instance.memory.staging_plan import StagingArea
 
 KV = 255
+WEIGHTS = st.binary(min_size=1, max_size=150).map(lambda w: w.replace(bytes((KV,)), b"\0"))
 
 
 class Staging(RuleBasedStateMachine):
-    """A ledger over real bytes. ``memory`` is the KV area; a write tears its chunk at first and
-    lands when it ends, or before rows that an allocator takes from under it are used. ``states``
-    says of every placed chunk what it should be, by the obvious rules."""
+    """A ledger over real bytes. ``memory`` is the arena; a write tears its chunk at first and
+    lands when it ends, or before rows that an allocator takes from under it are used. ``held``
+    says which chunk every place holds, by the obvious rules; ``flights`` which are being written,
+    and whether they are still wanted."""
 
     @initialize(data=st.data())
     def build(self, data: st.DataObject) -> None:
-        row = data.draw(st.integers(1, 5), "row bytes")
+        align = data.draw(st.sampled_from((1, 2, 4)), "align")
         self.area = StagingArea(
             data.draw(st.integers(0, 14), "rows"),
-            data.draw(st.integers(1, 3), "layers"),
-            row,
-            row + data.draw(st.integers(0, 12), "more bytes a chunk"),
+            tuple(data.draw(st.lists(st.integers(1, 5), min_size=1, max_size=3), "row bytes")),
+            align * data.draw(st.integers(1, 12 // align), "chunk"),
+            data.draw(st.integers(0, 9), "base"),
+            align,
         )
         self.ledger = StagingLedger(self.area)
-        self.memory = bytearray(self.area.layers * self.area.kv_blocks * row)
+        self.memory = bytearray(self.area.base + sum(self.area.row_bytes) * self.area.kv_blocks)
         self.used: set[int] = set()
-        self.number = 0
-        self.weights = b""
-        self.states: dict[int, str] = {}
+        self.models: dict[str, bytes] = {}
+        self.target = ""
+        self.held: dict[int, tuple[str, int]] = {}
+        self.flights: dict[int, tuple[str, int] | None] = {}
+        self.late: dict[int, bytes] = {}
         self.lost = 0
-        self.flights: list[tuple[range, set[int], bytes]] = []
+        for number in range(data.draw(st.integers(0, 2), "models kept")):
+            self.keep(f"kept{number}", data.draw(WEIGHTS))
 
     # --- the obvious model -----------------------------------------------------------------------
 
-    def place(self, chunk: int) -> slice:
-        """The bytes of a chunk, worked out from its rows."""
-        area = self.area
-        rows = self.rows(chunk)
-        start = (chunk % area.layers * area.kv_blocks + rows.start) * area.row_bytes
-        return slice(start, start + len(self.content(self.weights, chunk)))
+    def keep(self, model: str, weights: bytes) -> None:
+        self.models[model] = weights
+        count = -(-len(weights) // self.area.chunk_bytes)
+        free = [p for p in range(self.area.places) if p not in self.held]
+        places = self.ledger.keep(model, len(weights), range(count))
+        assert places == dict(zip(range(count), free, strict=False))
+        for chunk, place in places.items():
+            self.fill(place, self.content(model, chunk))
+            self.held[place] = (model, chunk)
 
-    def rows(self, chunk: int) -> range:
-        high = -(-self.area.chunk_bytes // self.area.row_bytes)
-        end = self.area.kv_blocks - chunk // self.area.layers * high
-        return range(end - high, end)
+    def rows(self, place: int) -> range:
+        end = self.area.kv_blocks - place // self.area.layers * self.area.rows_per_chunk
+        return range(end - self.area.rows_per_chunk, end)
 
-    def content(self, weights: bytes, chunk: int) -> bytes:
+    def span(self, layer: int, rows: range) -> range:
+        """The bytes of these rows of a layer."""
+        row, before = self.area.row_bytes[layer], sum(self.area.row_bytes[:layer])
+        start = self.area.base + before * self.area.kv_blocks
+        return range(start + rows.start * row, start + rows.stop * row)
+
+    def content(self, model: str, chunk: int) -> bytes:
         size = self.area.chunk_bytes
-        return weights[chunk * size : chunk * size + size]
+        return self.models[model][chunk * size : chunk * size + size]
 
-    def usable(self, chunk: int) -> bool:
-        return self.used.isdisjoint(self.rows(chunk))
+    def fill(self, place: int, content: bytes) -> None:
+        """Write at a place, which must lie within its rows."""
+        start = self.area.offset(place)
+        own = self.span(place % self.area.layers, self.rows(place))
+        assert own.start <= start and start + self.area.chunk_bytes <= own.stop
+        assert start % self.area.align == 0
+        self.memory[start : start + len(content)] = content
 
-    def land(self, flight: tuple[range, set[int], bytes], chunk: int) -> None:
-        """The write of this chunk reaches memory, once."""
-        _, landed, weights = flight
-        if chunk not in landed:
-            content = self.content(weights, chunk)
-            start = self.place(chunk).start
-            self.memory[start : start + len(content)] = content
-            landed.add(chunk)
+    def usable(self, place: int) -> bool:
+        return self.used.isdisjoint(self.rows(place))
+
+    def missing(self) -> int:
+        known = [chunk for model, chunk in self.held.values() if model == self.target]
+        known += [flight[1] for flight in self.flights.values() if flight]
+        assert len(set(known)) == len(known)
+        return -(-len(self.models[self.target]) // self.area.chunk_bytes) - len(known)
 
     # --- what happens ----------------------------------------------------------------------------
 
-    @rule(weights=st.binary(min_size=1, max_size=150))
-    def begin(self, weights: bytes) -> None:
-        self.number += 1
-        target = f"m{self.number}"
+    @rule(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        target = data.draw(st.sampled_from(("kept0", "a", "b")), "target")
+        weights = self.models.get(target) or data.draw(WEIGHTS)
         if self.flights:
             with pytest.raises(ValueError, match="under way"):
                 self.ledger.begin(target, len(weights))
             return
-        self.weights = weights.replace(bytes((KV,)), b"\0")
+        self.models[target] = weights
+        self.target, self.lost = target, 0
         self.ledger.begin(target, len(weights))
-        chunks = -(-len(weights) // self.area.chunk_bytes)
-        self.states = {i: "missing" for i in range(chunks) if self.rows(i).start >= 0}
-        self.lost = 0
 
+    @precondition(lambda self: self.target)
     @rule(limit=st.integers(1, 5))
     def write(self, limit: int) -> None:
-        missing = [i for i, state in self.states.items() if state == "missing" and self.usable(i)]
-        run = self.ledger.next(limit)
-        if not missing:
-            assert not run
-            return
-        first = missing[0]
-        expected = [i for i in missing if i < first + limit]
-        while expected[-1] - first >= len(expected):
-            expected.pop()
-        assert list(run) == expected
-        for chunk in run:
-            self.states[chunk] = "writing"
-            half = self.content(self.weights, chunk)[::2]
-            start = self.place(chunk).start
-            self.memory[start : start + len(half)] = half
-        self.flights.append((run, set(), self.weights))
+        places = range(self.area.places)
+        taken = self.held.keys() | self.flights.keys()
+        empty = [p for p in places if p not in taken and self.usable(p)]
+        others = [p for p, (model, _) in self.held.items() if model != self.target]
+        expected = (empty + sorted(others, reverse=True))[: min(limit, self.missing())]
+        assert list(self.ledger.next(limit)) == expected
+        for place in expected:
+            model, chunk = self.ledger.chunk_at(place)
+            assert model == self.target
+            self.held.pop(place, None)
+            self.flights[place] = (model, chunk)
+            self.late[place] = self.content(model, chunk)
+            self.fill(place, self.late[place][::2])
 
     @precondition(lambda self: self.flights)
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
-        flight = self.flights.pop(data.draw(st.integers(0, len(self.flights) - 1)))
-        for chunk in flight[0]:
-            self.land(flight, chunk)
-            if chunk in self.states:
-                spoiled = self.states[chunk] == "spoiled"
-                self.states[chunk] = "missing" if spoiled else "clean"
-        self.ledger.written(flight[0])
+        place = data.draw(st.sampled_from(sorted(self.flights)))
+        wanted = self.flights.pop(place)
+        if place in self.late:
+            self.fill(place, self.late.pop(place))
+        if wanted:
+            self.held[place] = wanted
+        self.ledger.written((place,))
         with pytest.raises(ValueError, match="not being written"):
-            self.ledger.written(flight[0])
+            self.ledger.written((place,))
 
     @rule(data=st.data())
     def allocate(self, data: st.DataObject) -> None:
         first, end = self.stretch(data)
-        if self.used.intersection(range(first, end)):
+        taken = set(range(first, end))
+        if self.used & taken:
             return
-        for flight in self.flights:
-            for chunk in flight[0]:
-                if not set(range(first, end)).isdisjoint(self.rows(chunk)):
-                    self.land(flight, chunk)
-        self.used |= set(range(first, end))
+        self.used |= taken
+        for place in [p for p in self.late if not self.usable(p)]:
+            self.fill(place, self.late.pop(place))
         for layer in range(self.area.layers):
-            base = layer * self.area.kv_blocks
-            low, high = (base + first) * self.area.row_bytes, (base + end) * self.area.row_bytes
-            self.memory[low:high] = bytes((KV,)) * (high - low)
-        for chunk, state in self.states.items():
-            if not self.usable(chunk) and state in ("clean", "writing"):
-                self.states[chunk] = "missing" if state == "clean" else "spoiled"
-                self.lost += len(self.content(self.weights, chunk))
+            own = self.span(layer, range(first, end))
+            self.memory[own.start : own.stop] = bytes((KV,)) * len(own)
+        for place in [p for p in self.held if not self.usable(p)]:
+            model, chunk = self.held.pop(place)
+            self.lost += len(self.content(model, chunk)) * (model == self.target)
+        for place, flight in self.flights.items():
+            if flight and not self.usable(place):
+                self.flights[place] = None
+                self.lost += len(self.content(*flight))
         self.ledger.allocated(first, end)
 
     @rule(data=st.data())
@@ -140,29 +156,26 @@ class Staging(RuleBasedStateMachine):
             self.used -= rows
             self.ledger.released(first, end)
 
+    @precondition(lambda self: self.target and not self.flights)
     @rule()
-    def cancel(self) -> None:
-        self.ledger.cancel()
-        self.states = {}
-        assert not self.ledger.next(5)
-        assert self.ledger.coverage == 0
-
-    @precondition(lambda self: self.ledger.target and not self.flights)
-    @rule()
-    def fill(self) -> None:
+    def finish(self) -> None:
         """A writer that is left alone stages all that there is room for."""
-        while run := self.ledger.next(3):
-            for chunk in run:
-                self.states[chunk] = "clean"
-                self.memory[self.place(chunk)] = self.content(self.weights, chunk)
-            self.ledger.written(run)
-        assert all(self.states[i] == "clean" for i in self.states if self.usable(i))
+        room = sum(self.usable(p) for p in range(self.area.places))
+        before = self.missing()
+        while places := self.ledger.next(3):
+            for place in places:
+                self.held[place] = self.ledger.chunk_at(place)
+                self.fill(place, self.content(*self.held[place]))
+            self.ledger.written(places)
+        mine = sum(model == self.target for model, _ in self.held.values())
+        assert mine == room or self.missing() == 0
+        assert before == 0 or self.ledger.done == (self.missing() == 0)
 
     @precondition(lambda self: self.flights)
     @rule()
     def switch_too_early(self) -> None:
         with pytest.raises(ValueError, match="under way"):
-            self.ledger.switch(self.ledger.target, len(self.weights))
+            self.ledger.switch(self.target, len(self.models[self.target]))
 
     def stretch(self, data: st.DataObject) -> tuple[int, int]:
         first = data.draw(st.integers(0, self.area.kv_blocks), "first")
@@ -175,41 +188,38 @@ class Staging(RuleBasedStateMachine):
         if not hasattr(self, "ledger"):
             return
         ledger, area = self.ledger, self.area
-        clean = [i for i, state in self.states.items() if state == "clean"]
-        size = sum(len(self.content(self.weights, i)) for i in clean)
+        for model in self.models:
+            mine = {place: chunk for place, (name, chunk) in self.held.items() if name == model}
+            assert {place: chunk for chunk, place in ledger.held(model)} == mine
+        for place, (model, chunk) in self.held.items():
+            start, content = area.offset(place), self.content(model, chunk)
+            assert self.memory[start : start + len(content)] == content
+        size = sum(len(self.content(*h)) for h in self.held.values() if h[0] == self.target)
         assert ledger.clean_bytes == size
-        if ledger.target:
-            assert ledger.coverage == size / len(self.weights)
+        if self.target:
+            assert ledger.coverage == size / len(self.models[self.target])
             assert ledger.spoiled_bytes == self.lost
-        for chunk in clean:
-            assert self.memory[self.place(chunk)] == self.content(self.weights, chunk)
-        bands = {area.rows(band): band for band in range(area.bands)}
-        unused = sum(self.used.isdisjoint(rows) for rows in bands)
-        begun = sum(state == "writing" for state in self.states.values())
-        room = unused * area.layers * area.chunk_bytes - size - begun * area.chunk_bytes
-        assert ledger.slack == room
-        busy = {i for run, _, _ in self.flights for i in run}
-        assert set(ledger.busy_rows()) == {self.rows(i) for i in busy}
-        assert ledger.writing == bool(busy)
+        unused = sum(self.usable(band * area.layers) for band in range(area.bands))
+        begun = sum(flight is not None for flight in self.flights.values())
+        assert ledger.slack == (unused * area.layers - begun) * area.chunk_bytes - size
+        assert set(ledger.busy_rows()) == {self.rows(place) for place in self.flights}
+        assert ledger.writing == bool(self.flights)
 
     @invariant()
     def switches(self) -> None:
-        """What a switch would copy within the device is exactly the weights."""
-        if not hasattr(self, "ledger") or self.ledger.writing or not self.ledger.target:
+        """What a switch would take from the device is exactly the weights."""
+        if not hasattr(self, "ledger") or self.ledger.writing:
             return
-        staged = self.ledger.switch(self.ledger.target, len(self.weights))
-        chunks = [chunk for run in staged.clean for chunk in run]
-        assert chunks == [i for i, state in self.states.items() if state == "clean"]
-        plan = self.ledger.plan
-        copied = 0
-        for chunk in chunks:
-            start = plan.offset(chunk)
-            held = self.memory[start : start + plan.size(chunk)]
-            assert held == self.content(self.weights, chunk)
-            copied += len(held)
-        assert (staged.d2d_bytes, staged.h2d_bytes) == (copied, len(self.weights) - copied)
-        whole = {0: SwitchPath.H2D, len(self.weights): SwitchPath.D2D}
-        assert staged.path is whole.get(copied, SwitchPath.PARTIAL)
+        for model, weights in self.models.items():
+            staged, copied = self.ledger.switch(model, len(weights)), 0
+            assert list(staged.clean) == sorted(staged.clean)
+            for chunk, place in staged.clean:
+                start, content = self.area.offset(place), self.content(model, chunk)
+                assert self.memory[start : start + len(content)] == content
+                copied += len(content)
+            assert (staged.d2d_bytes, staged.h2d_bytes) == (copied, len(weights) - copied)
+            whole = {0: SwitchPath.H2D, len(weights): SwitchPath.D2D}
+            assert staged.path is whole.get(copied, SwitchPath.PARTIAL)
 
 
 TestStaging = Staging.TestCase

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from alipes.instance.contract import InstanceSettings, ModelReport, Submit
-from alipes.instance.engine.protocol import BlockCopy
+from alipes.instance.engine.protocol import BlockCopy, CopyEnd
 from alipes.instance.scheduler import phases
 from alipes.instance.scheduler.sequence import Sequence
 from alipes.instance.scheduler.work import Checkpoint, Linger, Progress, Restore, Run, Switch
@@ -56,14 +56,14 @@ class TimedEngine(SimulatedEngine):
         begin = max(self.now, *self.ends.values(), 0)
         self.ends[ticket] = begin + int(self.block_seconds * len(copies) * 1e9)
 
-    def copied(self) -> tuple[int, ...]:
+    def copied(self) -> tuple[CopyEnd, ...]:
         return self._over({ticket for ticket, end in self.ends.items() if end <= self.now})
 
-    def drain(self) -> tuple[int, ...]:
+    def drain(self) -> tuple[CopyEnd, ...]:
         self.now = max(self.now, *self.ends.values(), 0)
         return self._over(set(self.ends))
 
-    def _over(self, tickets: set[int]) -> tuple[int, ...]:
+    def _over(self, tickets: set[int]) -> tuple[CopyEnd, ...]:
         self.ends = {ticket: end for ticket, end in self.ends.items() if ticket not in tickets}
         return self._end(tickets)
 

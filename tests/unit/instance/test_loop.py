@@ -35,6 +35,7 @@ from alipes.instance.contract import (
 )
 from alipes.instance.engine.protocol import (
     BlockCopy,
+    CopyEnd,
     EngineError,
     HostSlabs,
     Row,
@@ -87,11 +88,11 @@ class RecordingEngine:
         self._note("copy out", self.active)
         self.copying.append(ticket)
 
-    def copied(self) -> tuple[int, ...]:
-        ended, self.copying = tuple(self.copying), []
+    def copied(self) -> tuple[CopyEnd, ...]:
+        ended, self.copying = tuple(map(CopyEnd, self.copying)), []
         return ended
 
-    def drain(self) -> tuple[int, ...]:
+    def drain(self) -> tuple[CopyEnd, ...]:
         self.did.append(("drain", self.active))
         return self.copied()
 
@@ -380,10 +381,10 @@ def test_a_new_link_is_told_all_blocks_again() -> None:
 def test_copies_are_drained_and_told_before_a_switch() -> None:
     bench = Bench("a", "b")
     bench.engine.copied = lambda: ()
-    ended: list[int] = []
+    ended: list[CopyEnd] = []
 
-    def drain() -> tuple[int, ...]:
-        tickets, bench.engine.copying = tuple(bench.engine.copying), []
+    def drain() -> tuple[CopyEnd, ...]:
+        tickets, bench.engine.copying = tuple(map(CopyEnd, bench.engine.copying)), []
         ended.extend(tickets)
         return tickets
 
@@ -399,7 +400,7 @@ def test_copies_are_drained_and_told_before_a_switch() -> None:
     ]
     # What the host has of a is told before the device blocks of a go.
     assert kinds == [(BlocksStored, "a"), (BlocksRemoved, "a")]
-    assert ended == [1]
+    assert ended == [CopyEnd(1)]
 
 
 class Waiting:

@@ -19,7 +19,14 @@ from alipes.instance.contract import (
     Targets,
     chain_root,
 )
-from alipes.instance.engine.protocol import BlockCopy, HostSlabs, Row, Sampled, SwitchReport
+from alipes.instance.engine.protocol import (
+    BlockCopy,
+    CopyEnd,
+    HostSlabs,
+    Row,
+    Sampled,
+    SwitchReport,
+)
 from alipes.instance.loop import EngineLoop
 from alipes.instance.scheduler.profile import Trial
 from alipes.replay.sim.measure import Kind, Timing, fitted
@@ -80,11 +87,11 @@ class VirtualEngine:
     def copy_out(self, ticket: int, copies: Sequence[BlockCopy]) -> None:
         self.tickets.append(ticket)
 
-    def copied(self) -> tuple[int, ...]:
+    def copied(self) -> tuple[CopyEnd, ...]:
         return ()
 
-    def drain(self) -> tuple[int, ...]:
-        ended, self.tickets = tuple(self.tickets), []
+    def drain(self) -> tuple[CopyEnd, ...]:
+        ended, self.tickets = tuple(map(CopyEnd, self.tickets)), []
         self.now += 4 * MS if ended else 0
         self.drained += bool(ended)
         return ended

@@ -17,6 +17,7 @@ from alipes.instance.contract import (
 from alipes.instance.engine.fake.engine import FORCED_PENALTY, FakeEngine
 from alipes.instance.engine.protocol import (
     BlockCopy,
+    CopyEnd,
     Draw,
     Engine,
     EngineError,
@@ -165,7 +166,7 @@ def test_a_call_survives_a_switch_in_other_blocks() -> None:
     assert made.host == HostSlabs(BLOCK * 2048, 20)
     begin = decode(made, ids(*range(6)), [0, 1], 2)
     made.copy_out(1, [BlockCopy(0, (19, 2)), BlockCopy(1, (3, 4))])
-    assert made.drain() == (1,)
+    assert made.drain() == (CopyEnd(1),)
     made.activate("b")
     decode(made, ids(3, 3, 3), [0], 1)
     with pytest.raises(EngineError, match="one whole block of b"):
@@ -195,14 +196,14 @@ def copying() -> FakeEngine:
     made = engine()
     decode(made, ids(*range(12)), [0, 1, 2], 1)
     made.copy_out(6, [BlockCopy(2, (4, 5))])
-    assert made.copied() == (6,)
+    assert made.copied() == (CopyEnd(6),)
     made.copy_out(7, [BlockCopy(0, (0, 1)), BlockCopy(1, (2, 3))])
     return made
 
 
 def test_copies_end_in_order_and_are_told_once(copying: FakeEngine) -> None:
     copying.copy_out(8, [BlockCopy(0, (6, 7))])
-    assert copying.copied() == (7, 8)
+    assert copying.copied() == (CopyEnd(7), CopyEnd(8))
     assert copying.copied() == copying.drain() == ()
 
 

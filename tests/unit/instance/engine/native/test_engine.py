@@ -22,7 +22,7 @@ from alipes.instance.contract import (
 )
 from alipes.instance.engine.native.config import ModelError
 from alipes.instance.engine.native.engine import NativeEngine
-from alipes.instance.engine.protocol import BlockCopy, Draw, EngineError, Row
+from alipes.instance.engine.protocol import BlockCopy, CopyEnd, Draw, EngineError, Row
 
 GREEDY = Sampling(temperature=0)
 PROMPT = np.random.default_rng(0).integers(0, 2000, 150).astype(np.int32)

@@ -8,7 +8,7 @@ import torch
 
 from alipes.instance.contract import InstanceSettings, Pool, Targets
 from alipes.instance.engine.native.host import BlockRows, HostPool, block_rows
-from alipes.instance.engine.protocol import BlockCopy, EngineError, HostSlabs
+from alipes.instance.engine.protocol import BlockCopy, CopyEnd, EngineError, HostSlabs
 from alipes.instance.memory.plan import Footprint, MemoryPlan, ModelPlan, plan_instance
 from alipes.instance.memory.specs import (
     PagedKV,
@@ -83,7 +83,7 @@ def test_the_bytes_of_a_block_fill_its_slabs_in_order(
     host: HostPool, rows: BlockRows, pool: torch.Tensor
 ) -> None:
     host.copy_out(1, pool, rows, [BlockCopy(3, (7, 2, 9, 4)), BlockCopy(0, (0, 1, 10, 11))])
-    assert host.drain() == (1,)
+    assert host.drain() == (CopyEnd(1),)
     held = host._memory
     assert torch.equal(held[[7, 2, 9, 4]].flatten(), block(pool, 3))
     assert torch.equal(held[[0, 1, 10, 11]].flatten(), block(pool, 0))
@@ -139,7 +139,7 @@ def test_the_end_of_a_copy_is_told_when_it_is_there(
     assert host.copied() == ()
     assert host.busy
     gate.set()
-    assert host.drain() == (4, 7)
+    assert host.drain() == (CopyEnd(4), CopyEnd(7))
     assert host.copied() == host.drain() == ()
     assert not host.busy
     assert torch.equal(host._memory[4:8].flatten(), block(pool, 1))
