@@ -33,6 +33,7 @@ from alipes.instance.engine.native.shape import (
 from alipes.instance.engine.native.weights import load_packed
 from alipes.instance.engine.protocol import (
     BlockCopy,
+    CopyEnd,
     Draw,
     EngineError,
     HostSlabs,
@@ -182,10 +183,10 @@ class NativeEngine:
         self._host.copy_out(ticket, self._kv_rows(entry), entry.rows, copies)
         self._ticket = ticket
 
-    def copied(self) -> tuple[int, ...]:
+    def copied(self) -> tuple[CopyEnd, ...]:
         return self._host.copied()
 
-    def drain(self) -> tuple[int, ...]:
+    def drain(self) -> tuple[CopyEnd, ...]:
         return self._host.drain()
 
     def copy_in(self, copies: Sequence[BlockCopy]) -> None:
