@@ -17,6 +17,7 @@ from typing import Any, Final
 from rich.console import Console, RenderableType
 from rich.markup import escape
 
+from alipes.cli.machine import cpu_name
 from alipes.replay.tables import plain_table, titled
 
 PACKAGES: Final = ("alipes", "torch", "transformers", "granian", "msgspec", "sglang-router")
@@ -50,7 +51,7 @@ def environment() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "cpu": _cpu_name(),
+        "cpu": cpu_name(),
         "cores": len(os.sched_getaffinity(0)),
         "load_1m": round(os.getloadavg()[0], 2),
         "packages": {name: _version(name) for name in PACKAGES},
@@ -120,11 +121,3 @@ def _version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return "missing"
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((s.split(":", 1)[1].strip() for s in lines if s.startswith("model name")), "")

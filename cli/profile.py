@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
@@ -15,6 +14,7 @@ import typer
 from msgspec.structs import replace
 
 from alipes.cli.cluster import DEFAULT_FILE, ConfigOption, JsonOption, load, prepare_models
+from alipes.cli.machine import cpu_name
 from alipes.cli.output import CommandError, print_json, print_table, remark, reported
 from alipes.cli.stack import FILE, PYTHON, end_in_order, serving
 from alipes.cli.timed_calls import time_calls
@@ -86,15 +86,6 @@ def _measure(alone: Cluster, name: str, folders: Mapping[str, Path], work: Path)
         launch=stack.seconds,
         gateway=gateway,
     )
-
-
-def cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor() or platform.machine()
-    names = (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
 
 
 def _chosen(cluster: Cluster, name: str, config: Path) -> str:

@@ -16,8 +16,9 @@ import typer
 from msgspec.structs import replace
 
 from alipes.cli.cluster import load, prepare_models
+from alipes.cli.machine import cpu_name
 from alipes.cli.output import FAILURE, print_table, progress_bars, reported, say
-from alipes.cli.profile import cpu_name, fit_all, time_instance
+from alipes.cli.profile import fit_all, time_instance
 from alipes.cli.simulated import number
 from alipes.cli.stack import end_in_order, play, serving
 from alipes.cli.timed_calls import planned
