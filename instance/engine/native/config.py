@@ -71,7 +71,7 @@ class LayerConfig:
 class ModelConfig:
     """A decoder. ``eps`` is that of the norms between its halves, whose weights are stored as
     what they are more than one where ``centred``; ``tied`` tells whether the embedding is the
-    output layer too."""
+    output layer too. ``note`` says what a user should know of how it is served."""
 
     family: str
     hidden: int
@@ -81,6 +81,7 @@ class ModelConfig:
     tied: bool
     layers: tuple[LayerConfig, ...]
     centred: bool = False
+    note: str = ""
 
     @property
     def states(self) -> tuple[StateSpec, ...]:

@@ -113,6 +113,7 @@ class Packer:
         self._add(name, part.shape, "float32", (part,), 1.0)
 
     def layout(self) -> Layout:
+        assert len({tensor.name for tensor in self._tensors}) == len(self._tensors)
         return Layout(tuple(self._tensors), self._end)
 
     def _add(

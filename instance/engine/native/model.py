@@ -66,15 +66,23 @@ def build_shell(
 
 def rotary_angles(config: ModelConfig, context: int, device: torch.device) -> Angles:
     """(context, dim / 2) complex64 for every rotary embedding of the model: exp(i * position *
-    frequency)."""
+    frequency), times the magnitude of a stretched one."""
     ropes = {layer.mixer.rope for layer in config.layers}
     return {rope: _angles(rope, context).to(device) for rope in ropes if rope is not None}
 
 
 def _angles(rope: Rope, context: int) -> Tensor:
     exponents = torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim
-    phases = torch.outer(torch.arange(context).float(), 1.0 / rope.theta**exponents)
-    return torch.polar(torch.ones_like(phases), phases)
+    frequencies, magnitude = 1.0 / rope.theta**exponents, 1.0
+    if rope.yarn is not None:
+        first, last = rope.ramp
+        # A ramp without length is a step.
+        slope = (torch.arange(rope.dim // 2) - first) / max(last - first, 1e-3)
+        slow = slope.clamp(0, 1)
+        frequencies = frequencies / rope.yarn.factor * slow + frequencies * (1 - slow)
+        magnitude = rope.yarn.magnitude
+    phases = torch.outer(torch.arange(context).float(), frequencies)
+    return torch.polar(torch.full_like(phases, magnitude), phases)
 
 
 def begin_pass(shell: Shell, batch: Batch, kernels: Kernels, workspace: Workspace) -> Pass:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from alipes.instance.engine.native.config import LayerConfig, ModelConfig, ModelError
-from alipes.instance.engine.native.rope import Rope
+from alipes.instance.engine.native.rope import Rope, Yarn, yarn_magnitude
 
 Raw = Mapping[str, Any]
 
@@ -43,12 +43,44 @@ def refuse_unsupported(raw: Raw) -> None:
 def read_rope(raw: Raw, dim: int) -> Rope:
     """Newer files nest theta in ``rope_parameters``; older ones have it beside
     ``rope_scaling``."""
-    nested = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-    kind = nested.get("rope_type", nested.get("type", "default"))
-    if kind != "default":
-        raise ModelError(f"rope scaling {kind!r} is not supported; only 'default' is")
+    nested = _rope_fields(raw)
     theta: Any = nested.get("rope_theta", raw.get("rope_theta", 10000.0))
-    return Rope(dim, float(theta))
+    return Rope(dim, float(theta), _yarn(raw, nested))
+
+
+def yarn_scale(raw: Raw) -> float:
+    """What multiplies attention scores beside YaRN's magnitudes (``mscale_all_dim``)."""
+    nested = _rope_fields(raw)
+    yarn, weight = _yarn(raw, nested), float(nested.get("mscale_all_dim") or 0)
+    return yarn_magnitude(yarn.factor, weight) ** 2 if yarn is not None and weight else 1.0
+
+
+def _rope_fields(raw: Raw) -> Raw:
+    nested: Raw = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    return nested
+
+
+def _yarn(raw: Raw, nested: Raw) -> Yarn | None:
+    kind = nested.get("rope_type", nested.get("type", "default"))
+    if kind == "default":
+        return None
+    if kind != "yarn":
+        raise ModelError(f"rope scaling {kind!r} is not supported; only 'default' and 'yarn' are")
+    original = int(nested["original_max_position_embeddings"])
+    factor = float(nested.get("factor") or int(raw["max_position_embeddings"]) / original)
+    magnitude: Any = nested.get("attention_factor")
+    if magnitude is None:
+        weights: tuple[Any, ...] = nested.get("mscale"), nested.get("mscale_all_dim")
+        over, under = (float(w) for w in weights) if all(weights) else (1.0, 0.0)
+        magnitude = yarn_magnitude(factor, over) / yarn_magnitude(factor, under)
+    return Yarn(
+        factor=factor,
+        original=original,
+        beta_fast=float(nested.get("beta_fast") or 32),
+        beta_slow=float(nested.get("beta_slow") or 1),
+        magnitude=float(magnitude),
+        truncate=bool(nested.get("truncate", True)),
+    )
 
 
 def top_k_of(raw: Raw, experts: int) -> int:

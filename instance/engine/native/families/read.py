@@ -8,13 +8,17 @@ from pathlib import Path
 from typing import Final
 
 from alipes.instance.engine.native.config import ModelConfig, ModelError
-from alipes.instance.engine.native.families import llama, qwen3_next
+from alipes.instance.engine.native.families import deepseek, llama, qwen3_next
 from alipes.instance.engine.native.families.fields import Raw, refuse_unsupported
 
 FAMILIES: Final[dict[str, Callable[[Raw], ModelConfig]]] = {
     "LlamaForCausalLM": llama.llama,
     "Qwen3ForCausalLM": llama.qwen3,
     "Qwen3MoeForCausalLM": llama.qwen3_moe,
+    "DeepseekV2ForCausalLM": deepseek.deepseek_v2,
+    "DeepseekV3ForCausalLM": deepseek.deepseek_v3,
+    "DeepseekV32ForCausalLM": deepseek.sparse_attention,
+    "GlmMoeDsaForCausalLM": deepseek.sparse_attention,
     "Qwen3NextForCausalLM": qwen3_next.qwen3_next,
     "Qwen3_5ForCausalLM": qwen3_next.qwen3_5,
     "Qwen3_5MoeForCausalLM": qwen3_next.qwen3_5_moe,
@@ -23,6 +27,10 @@ _BY_TYPE: Final = {
     "llama": "LlamaForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
+    "deepseek_v32": "DeepseekV32ForCausalLM",
+    "glm_moe_dsa": "GlmMoeDsaForCausalLM",
     "qwen3_next": "Qwen3NextForCausalLM",
     "qwen3_5_text": "Qwen3_5ForCausalLM",
     "qwen3_5_moe_text": "Qwen3_5MoeForCausalLM",

@@ -71,6 +71,31 @@ def engine(tiny_folders: dict[str, Path]) -> Iterator[NativeEngine]:
     engine.close()
 
 
+LATENT = {
+    "first_k_dense_replace": 1,
+    "head_dim": 8,
+    "kv_lora_rank": 20,
+    "moe_intermediate_size": 24,
+    "n_group": 4,
+    "n_routed_experts": 8,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 3,
+    "num_key_value_heads": 6,
+    "q_lora_rank": 14,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 8,
+    "topk_group": 2,
+    "v_head_dim": 12,
+}
+SPARSE = LATENT | {"index_topk": 256, "index_n_heads": 2, "index_head_dim": 16}
+YARN = {
+    "rope_type": "yarn",
+    "rope_theta": 10000.0,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+}
+
+
 def odd_model(folder: Path, kind: str, **changes: Any) -> Path:
     """A tiny random model of transformers' own making, its weights large enough to matter."""
     torch.manual_seed(3)
@@ -109,6 +134,25 @@ def odd_model(folder: Path, kind: str, **changes: Any) -> Path:
             },
         ),
         ("qwen3_moe", {"num_experts": 4, "num_experts_per_tok": 2, "norm_topk_prob": True}),
+        ("qwen3", {"rope_parameters": YARN | {"truncate": False}}),
+        ("deepseek_v2", LATENT | {"q_lora_rank": None}),
+        (
+            "deepseek_v2",
+            LATENT | {"topk_method": "group_limited_greedy", "routed_scaling_factor": 3.0},
+        ),
+        (
+            "deepseek_v2",
+            LATENT | {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 0.9}},
+        ),
+        ("deepseek_v3", LATENT),
+        (
+            "deepseek_v3",
+            LATENT
+            | {"q_lora_rank": None, "rope_interleave": False, "norm_topk_prob": False}
+            | {"rope_parameters": YARN | {"mscale_all_dim": 1.0}},
+        ),
+        ("deepseek_v32", SPARSE),
+        ("glm_moe_dsa", SPARSE | {"mlp_layer_types": ["sparse", "dense", "sparse"]}),
     ],
 )
 def test_family_variations_match_transformers(

@@ -86,7 +86,7 @@ def test_the_model_type_will_do_without_architectures() -> None:
         ({"use_sliding_window": True}, "use_sliding_window"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         (MOE | {"num_experts_per_tok": 9}, "num_experts_per_tok: 9 is more than the 8 experts"),
-        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope scaling 'yarn'"),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, "rope scaling 'linear'"),
     ],
 )
 def test_what_we_cannot_do_is_refused_by_name(change: dict[str, Any], words: str) -> None:
