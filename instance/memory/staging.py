@@ -1,61 +1,66 @@
-"""Which part of the next model's weights lies in the unused rows of the active model's KV area:
+"""Which chunks of other models' weights lie in the unused rows of the active model's KV area:
 counts and states only, no tensors (Talaria 4.4).
 
-A block that is allocated in a band (``staging_plan.py``) spoils all chunks of it::
+A block that is allocated in a band (``staging_plan.py``) spoils all that its places hold::
 
-    missing --next--> writing --written--> clean
-       ^                | |                  |
-       |    (allocated) | `--> spoiled       | (allocated)
-       |                        | (written)  |
-       +------------------------+------------+
+    empty --next--> writing --written--> clean <--begin--> kept
+      ^               | |                  |                 |
+      |   (allocated) | `--> spoiled       | (allocated)     | (allocated, or given up by next)
+      |                        | (written) |                 |
+      +------------------------+-----------+-----------------+
 
-Only rows that nobody uses are staged over. Rows whose blocks are cached could be given up for
-staging as well, where the host has a copy of them; then they are to be evicted before ``released``
-tells of them.
+Clean are chunks of the model that is staged, kept are those of any other. Only rows that nobody
+uses hold any. Rows whose blocks are cached could be given up for staging as well, where the host
+has a copy of them; then they are to be evicted before ``released`` tells of them.
 """
 
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from alipes.instance.memory.staging_plan import StagingArea, StagingPlan
+from alipes.instance.memory.staging_plan import Chunks, StagingArea
 
-MISSING: Final = 0
+EMPTY: Final = 0
 WRITING: Final = 1
 SPOILED: Final = 2
 CLEAN: Final = 3
+KEPT: Final = 4
 
 
 class SwitchPath(StrEnum):
-    """Where a model's weights come from: the host, both, or the device alone."""
+    """Where a model's weights come from: the host, both, or the device alone, by copies or by
+    mapping the memory that they are in already."""
 
     H2D = "h2d"
     PARTIAL = "partial"
     D2D = "d2d"
+    REMAP = "remap"
 
 
 @dataclass(frozen=True, slots=True)
 class StagedSwitch:
-    """How to make ``target`` active: ``clean`` runs of chunks by copies within the device, all
-    other bytes from the host. ``spoiled_bytes`` had been staged, or begun, and were lost."""
+    """How to make ``target`` active: chunks that are on the device, by ``(chunk, place)`` in the
+    order of chunks, and all other bytes from the host. ``spoiled_bytes`` had been staged, or
+    begun, and were lost."""
 
     target: str
     path: SwitchPath
-    clean: tuple[range, ...]
+    clean: tuple[tuple[int, int], ...]
     d2d_bytes: int
     h2d_bytes: int
     spoiled_bytes: int
 
 
 class StagingLedger:
-    """The state of one KV area, from one model switch to the next. A chunk that it calls clean
-    holds exactly what was written; misuse raises ``ValueError`` and changes nothing.
+    """The state of one KV area, from one model switch to the next. A chunk that it calls clean or
+    kept holds exactly what was written; misuse raises ``ValueError`` and changes nothing.
 
     Told of rows, it counts them by band: what an allocation costs does not depend on how many
-    chunks there are, and spoiling a chunk is paid for by having written it.
+    places there are, and spoiling a chunk is paid for by having written it.
     """
 
     def __init__(self, area: StagingArea) -> None:
@@ -63,21 +68,20 @@ class StagingLedger:
         self.target = ""
         self.clean_bytes = 0
         self.spoiled_bytes = 0
-        self._plan = StagingPlan(area, 0)
         self._layers: Final = area.layers
-        self._rows: Final = area.rows_per_chunk
-        self._placed = 0
-        self._states = bytearray()
+        self._states: Final = bytearray(area.places)
+        # Of a place that is not empty: whose chunk, and which.
+        self._owner: Final = [""] * area.places
+        self._chunk: Final = [0] * area.places
+        self._models: dict[str, Chunks] = {}
         self._used = [0] * area.bands
         self._free_bands = area.bands
         self._under_way = 0
-        # Bands, the highest first, that may have room and a chunk to write: whether one has is
-        # found out when its turn comes.
-        self._open: list[int] = []
-
-    @property
-    def plan(self) -> StagingPlan:
-        return self._plan
+        # Chunks of the target that are to be written, the next one last.
+        self._missing: list[int] = []
+        # Bands, the highest first, that may have an empty place: whether one has is found out when
+        # its turn comes.
+        self._open = list(range(area.bands))
 
     @property
     def writing(self) -> bool:
@@ -87,7 +91,7 @@ class StagingLedger:
     @property
     def coverage(self) -> float:
         """The part of the target's weights that is staged and clean; 0 without a target."""
-        return self.clean_bytes / self._plan.weight_bytes if self._plan.weight_bytes else 0.0
+        return self.clean_bytes / self._models[self.target].nbytes if self.target else 0.0
 
     @property
     def slack(self) -> int:
@@ -97,75 +101,94 @@ class StagingLedger:
         begun = self._states.count(WRITING) * self.area.chunk_bytes
         return max(0, unused - self.clean_bytes - begun)
 
+    @property
+    def done(self) -> bool:
+        """All of the target is staged, or being written."""
+        return not self._missing
+
+    def chunk_at(self, place: int) -> tuple[str, int]:
+        """The model and the chunk of it that a place holds, or is to hold."""
+        return self._owner[place], self._chunk[place]
+
+    def keep(self, model: str, weight_bytes: int, chunks: Iterable[int]) -> dict[int, int]:
+        """Of these chunks of ``model``, which are on the device, as many as find an empty place:
+        place by chunk. Whoever calls this moves them there; only before anything is staged."""
+        if self.target:
+            raise ValueError(f"{self.target} is being staged: no chunks of {model} can be kept")
+        places: dict[int, int] = {}
+        self._know(model, weight_bytes)
+        for chunk in chunks:
+            place = self._empty_place()
+            if place is None:
+                break
+            self._put(place, model, chunk, KEPT)
+            places[chunk] = place
+        return places
+
     def begin(self, target: str, weight_bytes: int) -> None:
-        """Stage this model from now on; what was staged of another is forgotten. Writes under way
-        must have been reported."""
+        """Stage this model from now on, beginning with what is kept of it. Writes under way must
+        have been reported."""
         if self._under_way:
             raise ValueError(f"a write for {self.target} is under way; it must end first")
-        self.target = target
-        self.clean_bytes = self.spoiled_bytes = 0
-        self._plan = StagingPlan(self.area, weight_bytes)
-        self._placed = self._plan.placed
-        self._states = bytearray(self._placed)
-        self._open = list(range(-(-self._placed // self._layers)))
+        self._know(target, weight_bytes)
+        self.target, self.spoiled_bytes = target, 0
+        here = set()
+        for place, state in enumerate(self._states):
+            if state:
+                own = self._owner[place] == target
+                self._states[place] = CLEAN if own else KEPT
+                if own:
+                    here.add(self._chunk[place])
+        chunks = self._models[target]
+        self.clean_bytes = sum(map(chunks.bytes_of, here))
+        self._missing = [c for c in reversed(range(chunks.count)) if c not in here]
 
-    def cancel(self) -> None:
-        """Stage nothing any more. Writes under way are still to be reported."""
-        self._spoil(range(len(self._states)))
-        self.target, self._open, self._placed = "", [], 0
-        self._plan = StagingPlan(self.area, 0)
-
-    def next(self, limit: int = 1) -> range:
-        """Begin writing: up to ``limit`` consecutive chunks, from the highest rows that can take
-        any down to the next in use; empty when there is nothing to write. They count as being
-        written until ``written``."""
+    def next(self, limit: int = 1) -> tuple[int, ...]:
+        """Begin writing up to ``limit`` chunks: their places, from the highest rows that can take
+        any; none when there is nothing to write, or no room. An empty place is taken first, then
+        that of a kept chunk, the last one kept first. They count as being written until
+        ``written``."""
         if limit < 1:
             raise ValueError(f"a write has at least one chunk, not {limit}")
-        while self._open:
-            chunks = self._chunks_in(self._open[0])
-            first = self._states.find(MISSING, chunks.start, chunks.stop)
-            if self._used[self._open[0]] or first < 0:
-                heapq.heappop(self._open)
-                continue
-            run = self._missing_from(first, limit)
-            self._states[run.start : run.stop] = bytes((WRITING,)) * len(run)
-            self._under_way += len(run)
-            return run
-        return range(0)
+        begun: list[int] = []
+        while self._missing and len(begun) < limit:
+            place = self._empty_place()
+            if place is None:
+                place = self._states.rfind(KEPT)
+            if place < 0:
+                break
+            self._put(place, self.target, self._missing.pop(), WRITING)
+            begun.append(place)
+        self._under_way += len(begun)
+        return tuple(begun)
 
-    def written(self, chunks: range) -> None:
+    def written(self, places: Iterable[int]) -> None:
         """These writes, begun by ``next``, have ended: what was not spoiled meanwhile is clean."""
-        states = self._states[chunks.start : chunks.stop]
-        begun = states.count(WRITING) + states.count(SPOILED)
-        if chunks.step != 1 or begun < len(chunks):
-            raise ValueError(f"chunks {chunks.start} to {chunks.stop} are not being written")
-        self._under_way -= len(chunks)
-        if SPOILED not in states:
-            self._states[chunks.start : chunks.stop] = bytes((CLEAN,)) * len(chunks)
-            self.clean_bytes += self._plan.nbytes(chunks)
-            return
-        for chunk in chunks:
-            if self._states[chunk] == WRITING:
-                self._states[chunk] = CLEAN
-                self.clean_bytes += self._plan.size(chunk)
-                continue
-            self._states[chunk] = MISSING
-            heapq.heappush(self._open, chunk // self._layers)
+        places = tuple(places)
+        for place in places:
+            if self._states[place] not in (WRITING, SPOILED):
+                raise ValueError(f"place {place} is not being written")
+        self._under_way -= len(places)
+        for place in places:
+            if self._states[place] == WRITING:
+                self._states[place] = CLEAN
+                self.clean_bytes += self._size(place)
+            else:
+                self._states[place] = EMPTY
+                heapq.heappush(self._open, place // self._layers)
 
     def busy_rows(self) -> tuple[range, ...]:
         """Rows under an active write, which an allocator should pass over. Where it cannot, the
         write must end before the rows are used."""
         begun = (i for i, state in enumerate(self._states) if state in (WRITING, SPOILED))
-        return tuple(
-            self.area.rows(band) for band in sorted({i // self.area.layers for i in begun})
-        )
+        return tuple(self.area.rows(band) for band in sorted({i // self._layers for i in begun}))
 
     def allocated(self, first: int, end: int) -> None:
         """Rows ``first`` to ``end`` (exclusive), all unused so far, belong to blocks now."""
         for band, rows in self._shares(first, end, 1):
             if not self._used[band]:
                 self._free_bands -= 1
-                self._spoil(self._chunks_in(band))
+                self._spoil(range(band * self._layers, (band + 1) * self._layers))
             self._used[band] += rows
 
     def released(self, first: int, end: int) -> None:
@@ -174,58 +197,70 @@ class StagingLedger:
             self._used[band] -= rows
             if not self._used[band]:
                 self._free_bands += 1
-                if self._chunks_in(band):
-                    heapq.heappush(self._open, band)
+                heapq.heappush(self._open, band)
 
     def switch(self, target: str, weight_bytes: int) -> StagedSwitch:
         """What making ``target`` active takes now. No write may be under way."""
         if self._under_way:
             raise ValueError(f"a write for {self.target} is under way; it must end first")
-        if (target, weight_bytes) != (self.target, self._plan.weight_bytes):
-            return StagedSwitch(target, SwitchPath.H2D, (), 0, weight_bytes, 0)
-        clean = self.clean_bytes
-        path = SwitchPath.PARTIAL if clean else SwitchPath.H2D
-        if clean == weight_bytes:
+        clean = tuple(sorted(self.held(target))) if self._knows(target, weight_bytes) else ()
+        size = Chunks(weight_bytes, self.area.chunk_bytes).bytes_of
+        staged = sum(size(chunk) for chunk, _ in clean)
+        path = SwitchPath.PARTIAL if staged else SwitchPath.H2D
+        if staged == weight_bytes:
             path = SwitchPath.D2D
-        return StagedSwitch(
-            target, path, self._clean_runs(), clean, weight_bytes - clean, self.spoiled_bytes
-        )
+        lost = self.spoiled_bytes if target == self.target else 0
+        return StagedSwitch(target, path, clean, staged, weight_bytes - staged, lost)
 
-    def _missing_from(self, first: int, limit: int) -> range:
-        """The chunks from this missing one on that can be written now, ``limit`` at most."""
-        states = self._states[first : first + limit]
-        end = first + len(states) - len(states.lstrip(bytes((MISSING,))))
-        band, layers = first // self._layers + 1, self._layers
-        while band * layers < end and not self._used[band]:
-            band += 1
-        return range(first, min(end, band * layers))
+    def held(self, model: str) -> list[tuple[int, int]]:
+        """(chunk, place) of all chunks of ``model`` that are clean or kept."""
+        states = enumerate(self._states)
+        here = (i for i, s in states if s >= CLEAN and self._owner[i] == model)
+        return [(self._chunk[place], place) for place in here]
 
-    def _chunks_in(self, band: int) -> range:
-        """The placed chunks of a band."""
-        start, placed = band * self._layers, self._placed
-        return range(min(start, placed), min(start + self._layers, placed))
+    def _knows(self, model: str, weight_bytes: int) -> bool:
+        known = self._models.get(model)
+        return known is not None and known.nbytes == weight_bytes
 
-    def _clean_runs(self) -> tuple[range, ...]:
-        runs, start = [], self._states.find(CLEAN)
-        while start >= 0:
-            rest = self._states[start:]
-            end = start + len(rest) - len(rest.lstrip(bytes((CLEAN,))))
-            runs.append(range(start, end))
-            start = self._states.find(CLEAN, end)
-        return tuple(runs)
+    def _know(self, model: str, weight_bytes: int) -> None:
+        """Other weights of the same name are another model: what is there of it is forgotten."""
+        if model in self._models and not self._knows(model, weight_bytes):
+            for _, place in self.held(model):
+                self._states[place] = EMPTY
+                heapq.heappush(self._open, place // self._layers)
+        self._models[model] = Chunks(weight_bytes, self.area.chunk_bytes)
 
-    def _spoil(self, chunks: range) -> None:
-        states = self._states[chunks.start : chunks.stop]
+    def _put(self, place: int, model: str, chunk: int, state: int) -> None:
+        self._states[place] = state
+        self._owner[place], self._chunk[place] = model, chunk
+
+    def _size(self, place: int) -> int:
+        return self._models[self._owner[place]].bytes_of(self._chunk[place])
+
+    def _empty_place(self) -> int | None:
+        """The highest one in an unused band."""
+        while self._open:
+            band, layers = self._open[0], self._layers
+            place = self._states.find(EMPTY, band * layers, (band + 1) * layers)
+            if not self._used[band] and place >= 0:
+                return place
+            heapq.heappop(self._open)
+        return None
+
+    def _spoil(self, places: range) -> None:
+        states = self._states[places.start : places.stop]
         if not any(states):
             return
-        for chunk, state in zip(chunks, states, strict=True):
+        for place, state in zip(places, states, strict=True):
             if state == CLEAN:
-                self._states[chunk] = MISSING
-                self.clean_bytes -= self._plan.size(chunk)
-                self.spoiled_bytes += self._plan.size(chunk)
+                self.clean_bytes -= self._size(place)
+            if state in (CLEAN, WRITING):
+                self.spoiled_bytes += self._size(place)
+                self._missing.append(self._chunk[place])
+            if state in (CLEAN, KEPT):
+                self._states[place] = EMPTY
             elif state == WRITING:
-                self._states[chunk] = SPOILED
-                self.spoiled_bytes += self._plan.size(chunk)
+                self._states[place] = SPOILED
 
     def _shares(self, first: int, end: int, sign: int) -> list[tuple[int, int]]:
         """(band, rows of it) of a range of rows, checked: ``sign`` 1 for rows to be used, -1 for
@@ -233,7 +268,7 @@ class StagingLedger:
         if not 0 <= first <= end <= self.area.kv_blocks:
             raise ValueError(f"rows {first} to {end} are not in 0 to {self.area.kv_blocks}")
         shares = []
-        start, full = max(first, self.area.lowest), self._rows
+        start, full = max(first, self.area.lowest), self.area.rows_per_chunk
         while start < end:
             band = self.area.band_of(start)
             rows = min(end, self.area.kv_blocks - band * full) - start

@@ -1,45 +1,59 @@
-"""Where each chunk of the next model's weights lies in the KV area of the active one (Talaria 4.4).
+"""Where chunks of other models' weights may lie in the KV area of the active one (Talaria 4.4).
 
 The KV area holds one stretch of rows for each layer. Blocks are allocated low rows first, so the
 high ends of the stretches stay unused longest; there the weights go, chunk by chunk::
 
-    weights | layer 0: rows 0 ........ | band 1 | band 0 | layer 1: rows 0 ... | runtime
+    weights | layer 0: rows 0 ........ | band 1 | band 0 | layer 1: rows 0 ... | slots | runtime
                        KV grows -->      <-- chunks grow
 
-A *band* is as many rows as one chunk needs, the same rows in every layer, and holds a chunk for
-each layer.
+A *band* is as many rows as one chunk needs, the same rows in every layer, and has a *place* for a
+chunk in each layer. Place 0 is in the highest rows of the first layer, the next in those of the
+second, and so on.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StagingArea:
-    """The KV area of the active model: ``kv_blocks`` rows of ``row_bytes`` in each of ``layers``
-    layers. A chunk is at least one row."""
+    """The KV area of the active model, ``base`` bytes into the arena: ``kv_blocks`` rows in each
+    layer, of ``row_bytes[layer]`` bytes each. A place begins at a multiple of ``align`` bytes of
+    the arena and has room for ``chunk_bytes``."""
 
     kv_blocks: int
-    layers: int
-    row_bytes: int
+    row_bytes: tuple[int, ...]
     chunk_bytes: int
+    base: int = 0
+    align: int = 1
 
     def __post_init__(self) -> None:
-        if self.kv_blocks < 0 or self.layers < 1 or self.row_bytes < 1:
+        if self.kv_blocks < 0 or not self.row_bytes or min(self.row_bytes) < 1:
             raise ValueError(f"no such KV area: {self}")
-        if self.chunk_bytes < self.row_bytes:
-            raise ValueError(
-                f"a chunk of {self.chunk_bytes} bytes is smaller than a row of {self.row_bytes}"
-            )
+        if self.chunk_bytes < 1 or self.align < 1 or self.chunk_bytes % self.align:
+            raise ValueError(f"chunks of {self.chunk_bytes} bytes do not lie {self.align} apart")
 
     @property
+    def layers(self) -> int:
+        return len(self.row_bytes)
+
+    @cached_property
     def rows_per_chunk(self) -> int:
-        return -(-self.chunk_bytes // self.row_bytes)
+        """Enough for a chunk wherever in a row its place begins, in every layer."""
+        lost = self.align - math.gcd(self.align, self.base, *self.row_bytes)
+        return -(-(self.chunk_bytes + lost) // min(self.row_bytes))
 
     @property
     def bands(self) -> int:
         return self.kv_blocks // self.rows_per_chunk
+
+    @property
+    def places(self) -> int:
+        return self.bands * self.layers
 
     @property
     def lowest(self) -> int:
@@ -54,43 +68,29 @@ class StagingArea:
         end = self.kv_blocks - band * self.rows_per_chunk
         return range(end - self.rows_per_chunk, end)
 
+    def offset(self, place: int) -> int:
+        """Bytes from the start of the arena to the place."""
+        band, layer = divmod(place, self.layers)
+        first = self._starts[layer] + self.rows(band).start * self.row_bytes[layer]
+        return -(-first // self.align) * self.align
+
+    @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        """Where each layer begins in the arena."""
+        sizes = (self.kv_blocks * row for row in self.row_bytes)
+        return tuple(accumulate(sizes, initial=self.base))
+
 
 @dataclass(frozen=True, slots=True)
-class StagingPlan:
-    """Where each chunk of ``weight_bytes`` goes: chunk 0 to the highest rows of the first layer,
-    the next to those of the second, and so on. Chunks from ``placed`` on have no room."""
+class Chunks:
+    """Weights of ``nbytes`` cut into chunks of ``size``, of which the last may be shorter."""
 
-    area: StagingArea
-    weight_bytes: int
-
-    @property
-    def chunks(self) -> int:
-        return -(-self.weight_bytes // self.area.chunk_bytes)
+    nbytes: int
+    size: int
 
     @property
-    def placed(self) -> int:
-        return min(self.chunks, self.area.bands * self.area.layers)
+    def count(self) -> int:
+        return -(-self.nbytes // self.size)
 
-    def size(self, chunk: int) -> int:
-        """Bytes of this chunk; the last one may be shorter."""
-        return min(self.area.chunk_bytes, self.weight_bytes - chunk * self.area.chunk_bytes)
-
-    def nbytes(self, chunks: range) -> int:
-        """Bytes of a run of chunks."""
-        size = self.area.chunk_bytes
-        return max(0, min(chunks.stop * size, self.weight_bytes) - chunks.start * size)
-
-    def layer(self, chunk: int) -> int:
-        return chunk % self.area.layers
-
-    def band(self, chunk: int) -> int:
-        return chunk // self.area.layers
-
-    def rows(self, chunk: int) -> range:
-        """The rows of its layer that the chunk lies in, from the first byte of the lowest on."""
-        return self.area.rows(self.band(chunk))
-
-    def offset(self, chunk: int) -> int:
-        """Bytes from the start of the KV area to the chunk."""
-        row = self.layer(chunk) * self.area.kv_blocks + self.rows(chunk).start
-        return row * self.area.row_bytes
+    def bytes_of(self, chunk: int) -> int:
+        return min(self.size, self.nbytes - chunk * self.size)

@@ -99,7 +99,8 @@ class StagingModel:
     def _area(self, costs: EngineCosts) -> StagingArea:
         layers = self._hardware.models[costs.model].layers
         row = -(-costs.block_bytes // layers)
-        return StagingArea(costs.kv_blocks, layers, row, max(row, self._hardware.staging_chunk))
+        chunk = max(row, self._hardware.staging_chunk)
+        return StagingArea(costs.kv_blocks, (row,) * layers, chunk)
 
     def _record(self, staged: StagedSwitch, now: int, duration: int) -> SwitchRecord:
         return SwitchRecord(

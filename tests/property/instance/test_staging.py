@@ -70,7 +70,7 @@ class Staging(RuleBasedStateMachine):
         """Write at a place, which must lie within its rows."""
         start = self.area.offset(place)
         own = self.span(place % self.area.layers, self.rows(place))
-        assert own.start <= start and start + self.area.chunk_bytes <= own.stop
+        assert own.start <= start <= own.stop - self.area.chunk_bytes
         assert start % self.area.align == 0
         self.memory[start : start + len(content)] = content
 

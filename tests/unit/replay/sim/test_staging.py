@@ -97,7 +97,7 @@ def test_a_writer_without_room_does_not_save_up(hardware: Hardware) -> None:
     assert staging.staged_bytes == 0
 
 
-def test_a_change_of_plans_begins_anew(hardware: Hardware) -> None:
+def test_a_change_of_plans_begins_with_another_and_keeps_what_is_there(hardware: Hardware) -> None:
     staging = model_of(hardware)
     staging.switch(FIRST, 0)
     staging.serving(SECOND_MODEL, 0, SECOND, 0)
@@ -106,7 +106,7 @@ def test_a_change_of_plans_begins_anew(hardware: Hardware) -> None:
     assert staging.staged_bytes == staged
     staging.serving("qwen3.5-122b-a10b", 2 * SECOND, 2 * SECOND, 0)
     assert staging.staged_bytes == 0
-    assert staging.switch(SECOND_MODEL, 0)[1].path == "h2d"
+    assert staging.switch(SECOND_MODEL, 0)[1].d2d_bytes == staged
 
 
 def test_without_staging_all_comes_from_the_host(hardware: Hardware) -> None:
