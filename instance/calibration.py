@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from alipes.instance.contract import InstanceSettings, ModelReport, Sampling
-from alipes.instance.engine.protocol import BlockCopy, Draw, Engine, Row
+from alipes.instance.engine.protocol import BlockCopy, Draw, Engine, Recurrence, Row
 from alipes.instance.scheduler.profile import Trial
 
 _GREEDY = Sampling(temperature=0)
@@ -48,28 +48,31 @@ class _Calibration:
         blocks = range(-(-(most + 1) // self._block))
         prefills = []
         for tokens in sorted({max(1, most // 4), most}):
-            step = partial(engine.step, [_row(0, tokens, blocks)])
+            step = partial(engine.step, [_row(report, 0, tokens, blocks)])
             prefills.append((tokens, self._seconds(step)))
-        decode = self._seconds(partial(engine.step, [_row(most, most + 1, blocks)]))
+        decode = self._seconds(partial(engine.step, [_row(report, most, most + 1, blocks)]))
         restores = self._restores(report, most // self._block)
         return Trial(report.name, switch, tuple(prefills), most + 1, decode, restores)
 
     def _restores(self, report: ModelReport, full: int) -> tuple[tuple[int, float], ...]:
-        """The first and then all ``full`` computed blocks, as far as the host has slabs."""
+        """The first and then all ``full`` computed blocks, as far as the host has slabs, each time
+        with the state after them where the model has one."""
         engine, host = self._engine, self._engine.host
         slabs = -(-report.block_bytes // host.slab_bytes)
-        count = min(full, host.count // slabs)
+        first = report.slot_bytes // host.slab_bytes
+        state = [BlockCopy(report.kv_blocks, tuple(range(first)))] if report.slots else []
+        count = min(full, max(0, host.count - first) // slabs)
         copies = [
-            BlockCopy(block, tuple(range(block * slabs, (block + 1) * slabs)))
-            for block in range(count)
+            BlockCopy(block, tuple(range(at, at + slabs)))
+            for block, at in enumerate(range(first, first + count * slabs, slabs))
         ]
         if not copies:
             return ()
-        engine.copy_out(self._ticket, copies)
+        engine.copy_out(self._ticket, state + copies)
         self._ticket += 1
         engine.drain()
         return tuple(
-            (part * self._block, self._seconds(partial(engine.copy_in, copies[:part])))
+            (part * self._block, self._seconds(partial(engine.copy_in, state + copies[:part])))
             for part in sorted({1, count})
         )
 
@@ -79,7 +82,9 @@ class _Calibration:
         return (self._clock() - begin) / 1e9
 
 
-def _row(start: int, end: int, blocks: Sequence[int]) -> Row:
+def _row(report: ModelReport, start: int, end: int, blocks: Sequence[int]) -> Row:
     """Positions ``start`` to ``end`` of a prompt of zeros, and a draw after them."""
     history = np.zeros(end, dtype=np.int32)
-    return Row(_CALL, history[start:], start, blocks, Draw(_GREEDY, history, end))
+    draw = Draw(_GREEDY, history, end)
+    recurrence = Recurrence(0 if start else None, 0) if report.slots else None
+    return Row(_CALL, history[start:], start, blocks, draw, recurrence)
