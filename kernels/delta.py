@@ -2,7 +2,8 @@
 
 Tokens are taken in chunks. Within a chunk, what a token corrects depends on the corrections
 before it through a triangular system, which is solved for all chunks at once; only the states
-between chunks are computed one after another.
+between chunks are computed one after another. Its inverse is put together from those of small
+blocks: LAPACK would solve the systems one by one, and wake its threads for each.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 import torch.nn.functional as F
 
 CHUNK: Final = 64
+_BLOCK: Final = 16
 
 
 def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
@@ -37,7 +39,7 @@ def delta_chunk(
     tokens, heads, size = v.shape
     if not tokens:
         return torch.empty_like(v)
-    chunk = min(CHUNK, tokens)
+    chunk = min(CHUNK, max(_BLOCK, 1 << (tokens - 1).bit_length()))
     groups = (k.shape[1], heads // k.shape[1])
     query, key = _cut(q.unsqueeze(2), chunk), _cut(k.unsqueeze(2), chunk)
     value = _cut(v.view(tokens, *groups, size), chunk)
@@ -49,7 +51,7 @@ def delta_chunk(
 
     system = (key @ key.mT) * since * write
     wanted = torch.cat([value * write, key * (write * begin)], -1)
-    solved = torch.linalg.solve_triangular(system, wanted, upper=False, unitriangular=True)
+    solved = unit_inverse(system) @ wanted
     within = (query @ key.mT) * since
     parts = (solved, within, query * begin, key * end, begin[..., -1:, :])
     return _scan(state, *(part.flatten(1, 2) for part in parts))[:tokens]
@@ -75,6 +77,36 @@ def _scan(
         out[index] = read.transpose(0, 1)
         state.mul_(decay[index]).baddbmm_(key[index].mT, written)
     return out.view(chunks * chunk, heads, size)
+
+
+def unit_inverse(system: torch.Tensor) -> torch.Tensor:
+    """Of (..., m, m), lower triangular with ones on the diagonal, whatever it holds there and
+    above; m is ``_BLOCK`` or that doubled any number of times."""
+    flat = system.reshape(-1, *system.shape[-2:])
+    inverse = _substitute(_diagonal(flat, _BLOCK))
+    while (half := inverse.shape[-1]) < flat.shape[-1]:
+        above, below = inverse[:, 0::2], inverse[:, 1::2]
+        beside = _diagonal(flat, 2 * half)[..., half:, :half]
+        inverse = flat.new_zeros(len(flat), above.shape[1], 2 * half, 2 * half)
+        inverse[..., :half, :half], inverse[..., half:, half:] = above, below
+        inverse[..., half:, :half] = (below @ beside @ above).neg_()
+    return inverse.view(system.shape)
+
+
+def _diagonal(flat: torch.Tensor, size: int) -> torch.Tensor:
+    """The blocks (n, m / size, size, size) along the diagonal of (n, m, m)."""
+    count = flat.shape[-1] // size
+    return flat.view(-1, count, size, count, size).diagonal(dim1=1, dim2=3).movedim(-1, 1)
+
+
+def _substitute(system: torch.Tensor) -> torch.Tensor:
+    """The same for small ones, row by row: each takes away what the rows above it solved."""
+    size = system.shape[-1]
+    inverse = torch.eye(size, device=system.device).expand_as(system).clone()
+    for row in range(1, size):
+        before = system[..., row : row + 1, :row] @ inverse[..., :row, :row]
+        inverse[..., row, :row] = -before.squeeze(-2)
+    return inverse
 
 
 def _cut(x: torch.Tensor, chunk: int) -> torch.Tensor:

@@ -64,7 +64,7 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
     torch.testing.assert_close(got, want, atol=5e-5, rtol=5e-5)
 
 
-@settings(max_examples=150)
+@settings(max_examples=100, deadline=None)
 @given(CASES, st.lists(st.integers(0, 3 * CHUNK), max_size=3))
 def test_whole_and_split_anywhere_as_one_token_after_another(case: Case, cuts: list[int]) -> None:
     noise = torch.Generator().manual_seed(case.seed)
@@ -84,7 +84,7 @@ def test_whole_and_split_anywhere_as_one_token_after_another(case: Case, cuts: l
     close(split_state, want_state)
 
 
-@settings(max_examples=80)
+@settings(max_examples=60, deadline=None)
 @given(CASES, st.integers(0, 9))
 def test_a_step_of_many_calls_as_each_of_them(case: Case, calls: int) -> None:
     """``tokens`` of the case are one token each of that many calls."""
@@ -97,7 +97,7 @@ def test_a_step_of_many_calls_as_each_of_them(case: Case, calls: int) -> None:
     close(states, want_states)
 
 
-@settings(max_examples=80)
+@settings(max_examples=60, deadline=None)
 @given(
     tokens=st.integers(0, 20),
     channels=st.integers(1, 9),

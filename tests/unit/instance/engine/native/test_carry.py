@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from alipes.instance.engine.native.carry import carry, plan_carries
@@ -60,6 +60,7 @@ def batches(draw: st.DrawFn) -> list[Row]:
     return rows
 
 
+@settings(deadline=None)
 @given(batches())
 def test_every_row_alone_and_its_slots_after_it(rows: list[Row]) -> None:
     inputs = torch.arange(1.0, 1 + sum(len(row.tokens) for row in rows)).double()
