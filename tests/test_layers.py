@@ -34,6 +34,7 @@ SANS_IO = (
     "gateway/routing",
     "planner",
     "instance/scheduler",
+    "instance/memory/agreement.py",
     "instance/memory/blocks.py",
     "instance/memory/prefix.py",
     "instance/memory/plan.py",
