@@ -84,9 +84,9 @@ def _in_stack(part: Part, header: Mapping[str, Stored]) -> Source | None:
     prefix, expert, kind = match.groups()
     name = f"{prefix}.{'down' if kind == 'down' else 'gate_up'}_proj"
     stored = header.get(name)
-    rows = part.shape[0]
+    rows, width = part.stored_shape
     height = rows if kind == "down" else 2 * rows
-    if stored is None or stored.shape[1:] != (height, part.shape[1]):
+    if stored is None or stored.shape[1:] != (height, width):
         return None
     if int(expert) >= stored.shape[0]:
         return None

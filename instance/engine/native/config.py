@@ -4,7 +4,7 @@ here, so that models can be planned for without it."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from alipes.instance.engine.native.layout import Packer
@@ -15,6 +15,7 @@ from alipes.instance.memory.specs import StateSpec
 if TYPE_CHECKING:
     import torch
 
+    from alipes.instance.engine.native.parallel.share import Share
     from alipes.instance.engine.native.passes import Pass
 
 
@@ -31,6 +32,11 @@ class Mixer(Protocol):
 
     @property
     def rope(self) -> Rope | None: ...
+
+    def divided(self, share: Share) -> Mixer:
+        """What one rank has of it: the results of all ranks add up to the whole one's. Raises
+        ``ModelError`` where it cannot be divided so."""
+        ...
 
     def pack(self, packer: Packer, source: str) -> None:
         """Add the tensors of checkpoint layer ``source`` (with its last dot)."""
@@ -51,6 +57,8 @@ class Mixer(Protocol):
 
 class FeedForward(Protocol):
     """The half of a layer in which every token is alone."""
+
+    def divided(self, share: Share) -> FeedForward: ...
 
     def pack(self, packer: Packer, source: str) -> None: ...
 
@@ -86,3 +94,13 @@ class ModelConfig:
     @property
     def states(self) -> tuple[StateSpec, ...]:
         return tuple(layer.mixer.state for layer in self.layers)
+
+    def divided(self, share: Share) -> ModelConfig:
+        """What one rank has of it: a part of every layer, all else. Raises ``ModelError``."""
+        if share.ranks == 1:
+            return self
+        layers = (
+            LayerConfig(layer.mixer.divided(share), layer.feed_forward.divided(share))
+            for layer in self.layers
+        )
+        return replace(self, layers=tuple(layers))

@@ -37,22 +37,35 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
+class Cut:
+    """Of ``of`` equal pieces of a checkpoint tensor along ``axis``, the one at ``index``."""
+
+    axis: int
+    index: int
+    of: int
+
+
+@dataclass(frozen=True, slots=True)
 class Part:
-    """Rows that come from one checkpoint tensor, those that ``taken`` names or all. Those that
-    ``rotary`` names are reordered to the interleaved form, in which neighbours pair; then
-    ``plus`` is added to every element."""
+    """Rows that come from one checkpoint tensor or a ``cut`` of it, those that ``taken`` names or
+    all. Those that ``rotary`` names are reordered to the interleaved form, in which neighbours
+    pair; then ``plus`` is added to every element."""
 
     name: str
     shape: tuple[int, ...]
     rotary: Halves | None = None
     taken: Taken | None = None
     plus: float = 0.0
+    cut: Cut | None = None
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        if self.taken is None:
-            return self.shape
-        return (self.shape[0] // self.taken.count * self.taken.size, *self.shape[1:])
+        shape = list(self.shape)
+        if self.taken is not None:
+            shape[0] = shape[0] // self.taken.count * self.taken.size
+        if self.cut is not None:
+            shape[self.cut.axis] *= self.cut.of
+        return tuple(shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -85,9 +85,15 @@ def _angles(rope: Rope, context: int) -> Tensor:
     return torch.polar(torch.full_like(phases, magnitude), phases)
 
 
-def begin_pass(shell: Shell, batch: Batch, kernels: Kernels, workspace: Workspace) -> Pass:
+def begin_pass(
+    shell: Shell,
+    batch: Batch,
+    kernels: Kernels,
+    workspace: Workspace,
+    reduce: Callable[[Tensor], None] | None = None,
+) -> Pass:
     angles = {rope: all_.index_select(0, batch.positions) for rope, all_ in shell.angles.items()}
-    return Pass(batch, angles, kernels, workspace)
+    return Pass(batch, angles, kernels, workspace, reduce=reduce)
 
 
 def forward(shell: Shell, step: Pass) -> Tensor:
@@ -105,8 +111,8 @@ def forward(shell: Shell, step: Pass) -> Tensor:
             x = x.index_select(0, rows)
         if not len(x):
             return x.new_empty(0, config.vocab)
-        x.add_(mixed)
+        x.add_(step.summed(mixed))
         normed = kernels.rms_norm(x, weights["mlp_norm"], config.eps)
-        x.add_(layer.config.feed_forward.forward(normed, weights, step))
+        x.add_(step.summed(layer.config.feed_forward.forward(normed, weights, step)))
     x = kernels.rms_norm(x, shell.norm, config.eps)
     return kernels.linear(x, shell.head, step.workspace)

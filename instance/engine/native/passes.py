@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,13 +20,21 @@ Tensor = torch.Tensor
 class Pass:
     """``angles`` has the batch's rows, (n, dim / 2) complex64, for every rotary embedding of the
     model. Paged state may be written at once, for doing it again changes nothing; what would
-    replace recurrent state waits in ``writes`` until the pass has succeeded."""
+    replace recurrent state waits in ``writes`` until the pass has succeeded. Where a model is
+    divided, ``reduce`` replaces a result by the sum of what all ranks have for it."""
 
     batch: Batch
     angles: Mapping[Rope, Tensor]
     kernels: Kernels
     workspace: Workspace
     writes: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    reduce: Callable[[Tensor], None] | None = None
+
+    def summed(self, x: Tensor) -> Tensor:
+        """A result of this rank's part of a layer as that of the whole layer, in place."""
+        if self.reduce is not None:
+            self.reduce(x)
+        return x
 
     def carry(self, pool: Tensor, inputs: Sequence[Tensor], step: Move, chunk: Move) -> Tensor:
         """Move the recurrent states of all rows on, see ``carry``."""

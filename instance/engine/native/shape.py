@@ -11,6 +11,7 @@ from alipes.instance.engine.native.checkpoint import check_weights
 from alipes.instance.engine.native.config import ModelConfig, ModelError
 from alipes.instance.engine.native.families.read import read_config
 from alipes.instance.engine.native.layout import Layout, Packer, Part
+from alipes.instance.engine.native.parallel.share import WHOLE, Share
 from alipes.instance.memory.plan import Footprint
 from alipes.instance.memory.specs import DTYPE_BYTES, StateSpec, paged
 
@@ -38,11 +39,12 @@ class ModelShape:
         )
 
 
-def read_shape(folder: Path, dtype: str) -> ModelShape:
-    """Read ``config.json`` and the safetensors headers; raises ``ModelError``."""
+def read_shape(folder: Path, dtype: str, share: Share = WHOLE) -> ModelShape:
+    """Read ``config.json`` and the safetensors headers: what a rank has of the model. Raises
+    ``ModelError``."""
     if dtype not in WEIGHT_DTYPES:
         raise ModelError(f"dtype: {dtype!r} is not one of {', '.join(WEIGHT_DTYPES)}")
-    shape = shape_of(read_config(folder), dtype)
+    shape = shape_of(read_config(folder).divided(share), dtype)
     check_weights(folder, shape.layout)
     return shape
 

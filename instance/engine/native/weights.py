@@ -49,6 +49,8 @@ def _read(file: Any, source: Source) -> torch.Tensor:
 
 
 def _prepare(tensor: torch.Tensor, part: Part) -> torch.Tensor:
+    if part.cut is not None:
+        tensor = tensor.chunk(part.cut.of, part.cut.axis)[part.cut.index]
     if part.taken is not None:
         groups = tensor.view(-1, part.taken.size, *tensor.shape[1:])
         tensor = groups[:, part.taken.first :][:, : part.taken.count].flatten(0, 1)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from alipes.instance.engine.native.layout import Halves, Packer, Part, Taken
+from alipes.instance.engine.native.parallel.share import WHOLE, Share
 from alipes.instance.engine.native.rope import Rope
 from alipes.instance.memory.specs import PagedKV
 
@@ -21,7 +22,8 @@ class Attention:
     """``heads`` query heads share ``kv_heads`` of ``dim`` elements each, of which the first
     ``rope.dim`` are rotated. Where ``norm_eps`` is given, queries and keys are normalized, head by
     head, before that, with weights stored as what they are more than one where ``centred``. Where
-    ``gated``, each query comes with a gate, whose sigmoid multiplies what it attends to."""
+    ``gated``, each query comes with a gate, whose sigmoid multiplies what it attends to. All
+    heads are those of ``share``."""
 
     hidden: int
     heads: int
@@ -31,26 +33,38 @@ class Attention:
     norm_eps: float | None
     gated: bool = False
     centred: bool = False
+    share: Share = WHOLE
 
     @property
     def state(self) -> PagedKV:
         return PagedKV(self.kv_heads, self.dim)
 
+    def divided(self, share: Share) -> Attention:
+        heads = share.of(self.heads, "num_attention_heads")
+        kv_heads = share.of(self.kv_heads, "num_key_value_heads")
+        return replace(self, heads=heads, kv_heads=kv_heads, share=share)
+
     def pack(self, packer: Packer, source: str) -> None:
+        rows = self.share.rows
         attn, halves = source + "self_attn.", Halves(self.dim, 0, self.rope.dim)
         q, k, v = (f"{attn}{one}_proj.weight" for one in "qkv")
         queries, keys = ((heads * self.dim, self.hidden) for heads in (self.heads, self.kv_heads))
-        parts = [Part(q, queries, halves), Part(k, keys, halves), Part(v, keys)]
+        parts = [
+            Part(q, queries, halves, cut=rows),
+            Part(k, keys, halves, cut=rows),
+            Part(v, keys, cut=rows),
+        ]
         if self.gated:
-            rows = [Taken(2 * self.dim, first, self.dim) for first in (0, self.dim)]
-            parts[0] = Part(q, queries, halves, rows[0])
-            parts.append(Part(q, queries, taken=rows[1]))
+            own, gates = (Taken(2 * self.dim, first, self.dim) for first in (0, self.dim))
+            parts[0] = Part(q, queries, halves, own, cut=rows)
+            parts.append(Part(q, queries, taken=gates, cut=rows))
         packer.matrix("qkv", *parts)
         if self.norm_eps is not None:
             plus = float(self.centred)
             for norm in ("q_norm", "k_norm"):
                 packer.exact(norm, Part(f"{attn}{norm}.weight", (self.dim,), halves, plus=plus))
-        packer.matrix("out", Part(attn + "o_proj.weight", queries[::-1]))
+        out = Part(attn + "o_proj.weight", queries[::-1], cut=self.share.columns)
+        packer.matrix("out", out)
 
     def forward(
         self,

@@ -7,12 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from alipes.instance.engine.native.config import ModelError
 from alipes.instance.engine.native.layout import Packer, Part, Taken
 from alipes.instance.memory.specs import Recurrent
 
 if TYPE_CHECKING:
     import torch
 
+    from alipes.instance.engine.native.parallel.share import Share
     from alipes.instance.engine.native.passes import Pass
 
 UNIT_EPS: Final = 1e-6
@@ -53,6 +55,9 @@ class GatedDelta:
     @property
     def channels(self) -> int:
         return 2 * self.keys + self.values
+
+    def divided(self, share: Share) -> GatedDelta:
+        raise ModelError("linear_attention: recurrent layers are not divided: leave ranks at 1")
 
     def pack(self, packer: Packer, source: str) -> None:
         net = source + "linear_attn."

@@ -5,10 +5,11 @@ results instead."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from alipes.instance.engine.native.layout import Halves, Packer, Part
+from alipes.instance.engine.native.parallel.share import WHOLE, Share
 from alipes.instance.engine.native.rope import Rope
 from alipes.instance.memory.specs import PagedLatent
 
@@ -24,7 +25,8 @@ class LatentAttention:
     has ``rank`` elements and one rotated key for all heads; a head's value has ``value``.
     Queries come from a vector of ``query_rank`` elements, or from the hidden state where that
     is None. Scores are products times ``scale``; ``eps`` is that of the norms of both
-    compressed vectors. ``interleaved`` tells in which form the checkpoint has rotary rows."""
+    compressed vectors. ``interleaved`` tells in which form the checkpoint has rotary rows. Heads
+    are those of ``share``; what is compressed, and so the state, is the same in all ranks."""
 
     hidden: int
     heads: int
@@ -36,6 +38,7 @@ class LatentAttention:
     scale: float
     eps: float
     interleaved: bool
+    share: Share = WHOLE
 
     @property
     def state(self) -> PagedLatent:
@@ -45,7 +48,12 @@ class LatentAttention:
     def _query(self) -> int:
         return self.plain + self.rope.dim
 
+    def divided(self, share: Share) -> LatentAttention:
+        heads = share.of(self.heads, "num_attention_heads")
+        return replace(self, heads=heads, share=share)
+
     def pack(self, packer: Packer, source: str) -> None:
+        own = self.share.rows
         attn, queries = source + "self_attn.", self.heads * self._query
         latent = Part(
             attn + "kv_a_proj_with_mqa.weight",
@@ -53,19 +61,22 @@ class LatentAttention:
             self._halves(self.rank),
         )
         if self.query_rank is None:
-            plain = Part(attn + "q_proj.weight", (queries, self.hidden), self._halves(self.plain))
+            halves = self._halves(self.plain)
+            plain = Part(attn + "q_proj.weight", (queries, self.hidden), halves, cut=own)
             packer.matrix("compress", plain, latent)
         else:
             inner = Part(attn + "q_a_proj.weight", (self.query_rank, self.hidden))
             packer.matrix("compress", inner, latent)
             packer.exact("q_norm", Part(attn + "q_a_layernorm.weight", (self.query_rank,)))
             shape = (queries, self.query_rank)
-            packer.matrix("q_up", Part(attn + "q_b_proj.weight", shape, self._halves(self.plain)))
+            up = Part(attn + "q_b_proj.weight", shape, self._halves(self.plain), cut=own)
+            packer.matrix("q_up", up)
         packer.exact("kv_norm", Part(attn + "kv_a_layernorm.weight", (self.rank,)))
         rows = self.plain + self.value
-        up = Part(attn + "kv_b_proj.weight", (self.heads * rows, self.rank))
+        up = Part(attn + "kv_b_proj.weight", (self.heads * rows, self.rank), cut=own)
         packer.stack("kv_up", (up,), (self.heads, rows, self.rank))
-        packer.matrix("out", Part(attn + "o_proj.weight", (self.hidden, self.heads * self.value)))
+        shape = (self.hidden, self.heads * self.value)
+        packer.matrix("out", Part(attn + "o_proj.weight", shape, cut=self.share.columns))
 
     def _halves(self, before: int) -> Halves | None:
         """Of rows whose rotary ones come behind ``before`` others."""

@@ -11,6 +11,7 @@ from alipes.instance.engine.native.checkpoint import check_weights, read_header
 from alipes.instance.engine.native.config import ModelError
 from alipes.instance.engine.native.families.read import read_config
 from alipes.instance.engine.native.layout import Halves, Layout, Packer, Part
+from alipes.instance.engine.native.parallel.share import Share
 from alipes.instance.engine.native.shape import pack_layout
 from alipes.instance.engine.native.weights import load_packed, view
 
@@ -47,7 +48,7 @@ def test_packed_tensors_are_the_checkpoints(moe: Path, dtype: str) -> None:
     assert torch.equal(gate_up[3, len(up) :], up)
 
 
-def test_experts_may_be_stored_stacked(moe: Path, tmp_path: Path) -> None:
+def stack_experts(moe: Path, to: Path) -> Path:
     raw = load_file(moe / "model.safetensors")
     stacked = {k: v for k, v in raw.items() if ".experts." not in k}
     for layer in (0, 1):
@@ -60,9 +61,63 @@ def test_experts_may_be_stored_stacked(moe: Path, tmp_path: Path) -> None:
             [torch.cat([e["gate"], e["up"]]) for e in one]
         )
         stacked[prefix + "down_proj"] = torch.stack([e["down"] for e in one])
-    other, layout = copy_with(moe, tmp_path, stacked), layout_of(moe)
+    return copy_with(moe, to, stacked)
+
+
+def test_experts_may_be_stored_stacked(moe: Path, tmp_path: Path) -> None:
+    other, layout = stack_experts(moe, tmp_path), layout_of(moe)
     check_weights(other, layout)
     assert torch.equal(load_packed(other, layout), load_packed(moe, layout))
+
+
+def shares(folder: Path) -> list[tuple[torch.Tensor, Layout]]:
+    layouts = [pack_layout(read_config(folder).divided(Share(r, 2)), "float32") for r in (0, 1)]
+    for layout in layouts:
+        check_weights(folder, layout)
+    return [(load_packed(folder, layout), layout) for layout in layouts]
+
+
+def test_what_two_ranks_have_is_the_whole_model(moe: Path) -> None:
+    layout = layout_of(moe)
+    whole = load_packed(moe, layout)
+    parts = shares(moe)
+
+    def both(name: str, cuts: list[int]) -> list[torch.Tensor]:
+        each = [view(host, layout[name]).split(cuts, -2) for host, layout in parts]
+        return [torch.cat(rows, -2) for rows in zip(*each, strict=True)]
+
+    # 4 query heads and 2 of keys and values, of 16 elements; an intermediate size of 32.
+    qkv = view(whole, layout["layers.0.qkv"])
+    assert torch.equal(torch.cat(both("layers.0.qkv", [32, 16, 16])), qkv)
+    experts = view(whole, layout["layers.1.experts_gate_up"])
+    half = parts[0][1]["layers.1.experts_gate_up"].shape[1] // 2
+    assert torch.equal(torch.cat(both("layers.1.experts_gate_up", [half, half]), 1), experts)
+    for name in ("layers.0.out", "layers.1.experts_down"):
+        columns = [view(host, own[name]) for host, own in parts]
+        assert torch.equal(torch.cat(columns, -1), view(whole, layout[name]))
+    for name in ("embed", "layers.0.router", "layers.1.mlp_norm"):
+        assert all(torch.equal(view(h, own[name]), view(whole, layout[name])) for h, own in parts)
+
+
+def test_stacked_experts_are_divided_too(moe: Path, tmp_path: Path) -> None:
+    other = stack_experts(moe, tmp_path)
+    for (host, _), (want, _) in zip(shares(other), shares(moe), strict=True):
+        assert torch.equal(host, want)
+
+
+@pytest.mark.parametrize(
+    ("family", "ranks", "what"),
+    [
+        ("llama", 4, "num_key_value_heads: 2"),
+        ("qwen3", 3, "num_attention_heads: 4"),
+        ("qwen3-next", 2, "linear_attention"),
+    ],
+)
+def test_a_model_that_does_not_divide_is_refused(
+    tiny_folders: dict[str, Path], family: str, ranks: int, what: str
+) -> None:
+    with pytest.raises(ModelError, match=what):
+        read_config(tiny_folders[family]).divided(Share(0, ranks))
 
 
 def test_weights_may_be_in_several_files(moe: Path, tmp_path: Path) -> None:
