@@ -121,9 +121,11 @@ class Packer:
         """As ``matrix``, in any ``shape`` of as many elements."""
         self._add(name, shape, self._dtype, parts, read)
 
-    def exact(self, name: str, part: Part) -> None:
-        """Small tensors whose rounding would cost accuracy and save nothing stay float32."""
-        self._add(name, part.shape, "float32", (part,), 1.0)
+    def exact(self, name: str, *parts: Part) -> None:
+        """Rows of all parts of small tensors, whose rounding would cost accuracy and save
+        nothing: they stay float32."""
+        rows = sum(part.shape[0] for part in parts)
+        self._add(name, (rows, *parts[0].shape[1:]), "float32", parts, 1.0)
 
     def layout(self) -> Layout:
         assert len({tensor.name for tensor in self._tensors}) == len(self._tensors)

@@ -4,17 +4,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
-from alipes.instance.engine.native.config import ModelError
 from alipes.instance.engine.native.layout import Packer, Part, Taken
+from alipes.instance.engine.native.parallel.share import WHOLE, Share
 from alipes.instance.memory.specs import Recurrent
 
 if TYPE_CHECKING:
     import torch
 
-    from alipes.instance.engine.native.parallel.share import Share
     from alipes.instance.engine.native.passes import Pass
 
 UNIT_EPS: Final = 1e-6
@@ -25,7 +24,8 @@ UNIT_EPS: Final = 1e-6
 class GatedDelta:
     """``heads`` value heads of ``size`` elements share ``key_heads`` of ``key_size`` for keys and
     queries; all three see the last ``width`` tokens through a convolution. Its input matrices are
-    stored by key head where ``fused``, apart from one another where not."""
+    stored by key head where ``fused``, apart from one another where not. All heads are those of
+    ``share``."""
 
     hidden: int
     key_heads: int
@@ -35,6 +35,7 @@ class GatedDelta:
     width: int
     eps: float
     fused: bool
+    share: Share = WHOLE
 
     @property
     def state(self) -> Recurrent:
@@ -57,42 +58,53 @@ class GatedDelta:
         return 2 * self.keys + self.values
 
     def divided(self, share: Share) -> GatedDelta:
-        raise ModelError("linear_attention: recurrent layers are not divided: leave ranks at 1")
+        key_heads = share.of(self.key_heads, "linear_num_key_heads")
+        heads = share.of(self.heads, "linear_num_value_heads")
+        return replace(self, key_heads=key_heads, heads=heads, share=share)
 
     def pack(self, packer: Packer, source: str) -> None:
-        net = source + "linear_attn."
+        net, rows = source + "linear_attn.", self.share.rows
         packer.matrix("inputs", *(self._fused(net) if self.fused else self._apart(net)))
-        packer.exact("conv", Part(net + "conv1d.weight", (self.channels, 1, self.width)))
-        packer.exact("rate", Part(net + "A_log", (self.heads,)))
-        packer.exact("bias", Part(net + "dt_bias", (self.heads,)))
+        packer.exact("conv", *self._qkv(net + "conv1d.weight", 1, self.width))
+        packer.exact("rate", Part(net + "A_log", (self.heads,), cut=rows))
+        packer.exact("bias", Part(net + "dt_bias", (self.heads,), cut=rows))
         packer.exact("norm", Part(net + "norm.weight", (self.size,)))
-        packer.matrix("out", Part(net + "out_proj.weight", (self.hidden, self.values)))
-
-    def _apart(self, net: str) -> list[Part]:
-        rows = {"qkv": self.channels, "z": self.values, "b": self.heads, "a": self.heads}
-        return [
-            Part(f"{net}in_proj_{name}.weight", (count, self.hidden))
-            for name, count in rows.items()
-        ]
+        shape = (self.hidden, self.values)
+        packer.matrix("out", Part(net + "out_proj.weight", shape, cut=self.share.columns))
 
     def _fused(self, net: str) -> list[Part]:
-        """The same rows: all queries, keys, values, gates, what to write, what to forget."""
+        """The rows of queries, keys, values, gates, what to write and what to forget, each of
+        which makes up some of the rows of every key head."""
         group = self.heads // self.key_heads
-        qkvz = [self.key_size, self.key_size, group * self.size, group * self.size]
-        parts = self._taken(net + "in_proj_qkvz.weight", qkvz)
-        return parts + self._taken(net + "in_proj_ba.weight", [group, group])
+        qkvz = (self.key_size, self.key_size, group * self.size, group * self.size)
+        parts = []
+        for name, counts in (("qkvz", qkvz), ("ba", (group, group))):
+            first = 0
+            for count in counts:
+                taken = Taken(sum(counts), first, count)
+                shape = (self.key_heads * count, self.hidden)
+                source = f"{net}in_proj_{name}.weight"
+                parts.append(Part(source, shape, taken=taken, cut=self.share.rows))
+                first += count
+        return parts
 
-    def _taken(self, name: str, counts: list[int]) -> list[Part]:
-        """One part for each of the ``counts`` that make up the rows of a key head."""
-        firsts = [sum(counts[:index]) for index in range(len(counts))]
-        return [
-            Part(
-                name,
-                (self.key_heads * count, self.hidden),
-                taken=Taken(sum(counts), first, count),
-            )
-            for first, count in zip(firsts, counts, strict=True)
+    def _apart(self, net: str) -> list[Part]:
+        """The same rows."""
+        others = {"z": self.values, "b": self.heads, "a": self.heads}
+        return self._qkv(net + "in_proj_qkv.weight", self.hidden) + [
+            Part(f"{net}in_proj_{name}.weight", (count, self.hidden), cut=self.share.rows)
+            for name, count in others.items()
         ]
+
+    def _qkv(self, name: str, *shape: int) -> list[Part]:
+        """Of rows that are all queries, then all keys, then all values, those of this rank."""
+        rank, ranks = self.share.rank, self.share.ranks
+        parts, begin = [], 0
+        for count in (self.keys, self.keys, self.values):
+            taken = Taken(ranks * self.channels, begin + rank * count, count)
+            parts.append(Part(name, (count, *shape), taken=taken))
+            begin += ranks * count
+        return parts
 
     def forward(
         self,

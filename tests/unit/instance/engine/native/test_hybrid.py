@@ -12,8 +12,17 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from alipes.instance.contract import InstanceSettings, ModelSettings, Pool, Sampling, Targets
+from alipes.instance.engine.native.batch import Bounds, build_batch
 from alipes.instance.engine.native.engine import NativeEngine
+from alipes.instance.engine.native.families.read import read_config
+from alipes.instance.engine.native.parallel.share import WHOLE, Share
+from alipes.instance.engine.native.passes import Pass
+from alipes.instance.engine.native.shape import pack_layout
+from alipes.instance.engine.native.weights import load_packed, view
 from alipes.instance.engine.protocol import Draw, EngineError, Recurrence, Row
+from alipes.instance.memory.specs import Recurrent
+from alipes.kernels.shapes import Workspace
+from alipes.kernels.table import REFERENCE
 
 PROMPT = np.random.default_rng(5).integers(0, 2000, 150).astype(np.int32)
 BLOCKS = (4, 1, 2, 7)
@@ -159,3 +168,37 @@ def test_a_refused_step_leaves_the_slots_as_they_were(tmp_path: Path) -> None:
         ids = np.append(ids, np.int32(step(engine, ids, len(ids) - 1)))
     assert ids[len(PROMPT) :].tolist() == want
     engine.close()
+
+
+def mixed(folder: Path, share: Share, x: torch.Tensor) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """What a rank's part of the first layer makes of (n, hidden), and the state it leaves."""
+    config = read_config(folder).divided(share)
+    layout, mixer = pack_layout(config, "float32"), config.layers[0].mixer
+    host, prefix = load_packed(folder, layout), "layers.0."
+    weights = {
+        packed.name.removeprefix(prefix): view(host, packed)
+        for packed in layout.tensors
+        if packed.name.startswith(prefix)
+    }
+    assert isinstance(mixer.state, Recurrent)
+    state = tuple(torch.zeros(1, *shape) for shape in mixer.state.shapes)
+    row = Row(b"a", PROMPT[: len(x)], 0, range(9), None, Recurrence(None, 0))
+    batch = build_batch([row], Bounds(64, 9, 512, 2000, slots=1), torch.device("cpu"))
+    step = Pass(batch, {}, REFERENCE, Workspace(torch.empty(0), torch.empty(0)))
+    out = mixer.forward(x, state, weights, step, None)
+    step.commit()
+    return out, [tensor[0] for tensor in state]
+
+
+@pytest.mark.parametrize("family", ["qwen3-next", "qwen3.5"])
+def test_the_parts_of_all_ranks_add_up_to_the_whole(
+    tiny_folders: dict[str, Path], family: str
+) -> None:
+    x = torch.randn(20, 64, generator=torch.Generator().manual_seed(4))
+    want, (state, seen) = mixed(tiny_folders[family], WHOLE, x)
+    parts = [mixed(tiny_folders[family], Share(rank, 2), x) for rank in (0, 1)]
+    torch.testing.assert_close(parts[0][0] + parts[1][0], want)
+    torch.testing.assert_close(torch.cat([part[1][0] for part in parts]), state)
+    # Queries, keys and values of all ranks, in turn.
+    pieces = zip(*(part[1][1].split([32, 32, 64]) for part in parts), strict=True)
+    torch.testing.assert_close(torch.cat([torch.cat(piece) for piece in pieces]), seen)

@@ -110,7 +110,7 @@ def test_stacked_experts_are_divided_too(moe: Path, tmp_path: Path) -> None:
     [
         ("llama", 4, "num_key_value_heads: 2"),
         ("qwen3", 3, "num_attention_heads: 4"),
-        ("qwen3-next", 2, "linear_attention"),
+        ("qwen3-next", 4, "linear_num_key_heads: 2"),
     ],
 )
 def test_a_model_that_does_not_divide_is_refused(
