@@ -91,11 +91,27 @@ class CopyEnd:
 @dataclass(frozen=True, slots=True)
 class SwitchReport:
     """What making a model active took; ``addresses_kept`` tells whether every region of the
-    arena is where it was when the model was last active."""
+    arena is where it was when the model was last active. ``path`` says where its weights came
+    from: ``h2d``, ``partial``, ``d2d`` or ``remap``; ``bytes_copied`` are those from the host and
+    those within the device, ``mapped_bytes`` changed places without a copy."""
 
     seconds: float
     bytes_copied: int
     addresses_kept: bool
+    path: str = "h2d"
+    h2d_bytes: int = 0
+    d2d_bytes: int = 0
+    mapped_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What a switch would find on the device: ``covered_bytes`` of the weights of ``target``, the
+    model that is being staged. ``slack_bytes`` could still be staged."""
+
+    target: str = ""
+    covered_bytes: int = 0
+    slack_bytes: int = 0
 
 
 class Engine(Protocol):
@@ -113,6 +129,13 @@ class Engine(Protocol):
     def activate(self, model: str) -> SwitchReport:
         """Make ``model`` the active one; device blocks of the previous one are void after it.
         Raises ``EngineError`` while copies are under way: drain first."""
+        ...
+
+    def stage(self, following: str | None, rows: int) -> Staged:
+        """To be called now and then while a model is active: its block rows from ``rows`` on hold
+        nothing that is needed, and ``following`` is to be active next, as far as anybody knows.
+        An engine may bring weights of that model to those rows; rows that it is asked to write
+        later are safe whether or not this is called."""
         ...
 
     def step(self, rows: Sequence[Row]) -> tuple[Sampled, ...]:

@@ -1,22 +1,20 @@
 """Which chunks of other models' weights lie in the unused rows of the active model's KV area:
 counts and states only, no tensors (Talaria 4.4).
 
-A block that is allocated in a band (``staging_plan.py``) spoils all that its places hold::
+Blocks that come to use rows of a place (``staging_plan.py``) spoil what it holds::
 
     empty --next--> writing --written--> clean <--begin--> kept
       ^               | |                  |                 |
-      |   (allocated) | `--> spoiled       | (allocated)     | (allocated, or given up by next)
+      |   (occupied)  | `--> spoiled       | (occupied)      | (occupied, or given up by next)
       |                        | (written) |                 |
       +------------------------+-----------+-----------------+
 
 Clean are chunks of the model that is staged, kept are those of any other. Only rows that nobody
-uses hold any. Rows whose blocks are cached could be given up for staging as well, where the host
-has a copy of them; then they are to be evicted before ``released`` tells of them.
+uses hold any.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -57,31 +55,26 @@ class StagedSwitch:
 
 class StagingLedger:
     """The state of one KV area, from one model switch to the next. A chunk that it calls clean or
-    kept holds exactly what was written; misuse raises ``ValueError`` and changes nothing.
-
-    Told of rows, it counts them by band: what an allocation costs does not depend on how many
-    places there are, and spoiling a chunk is paid for by having written it.
-    """
+    kept holds exactly what was written; misuse raises ``ValueError`` and changes nothing."""
 
     def __init__(self, area: StagingArea) -> None:
         self.area: Final = area
         self.target = ""
         self.clean_bytes = 0
         self.spoiled_bytes = 0
-        self._layers: Final = area.layers
-        self._states: Final = bytearray(area.places)
+        self.rows = 0
+        # Places from this one on have rows that may be in use.
+        self._usable = len(area.places)
+        self._states: Final = bytearray(self._usable)
         # Of a place that is not empty: whose chunk, and which.
-        self._owner: Final = [""] * area.places
-        self._chunk: Final = [0] * area.places
+        self._owner: Final = [""] * self._usable
+        self._chunk: Final = [0] * self._usable
         self._models: dict[str, Chunks] = {}
-        self._used = [0] * area.bands
-        self._free_bands = area.bands
         self._under_way = 0
         # Chunks of the target that are to be written, the next one last.
         self._missing: list[int] = []
-        # Bands, the highest first, that may have an empty place: whether one has is found out when
-        # its turn comes.
-        self._open = list(range(area.bands))
+        # No place before this one is empty.
+        self._first_empty = 0
 
     @property
     def writing(self) -> bool:
@@ -95,11 +88,10 @@ class StagingLedger:
 
     @property
     def slack(self) -> int:
-        """Device bytes that could still hold staged weights: those of unused bands, less what is
+        """Device bytes that could still hold staged weights: those of unused places, less what is
         clean or being written there."""
-        unused = self._free_bands * self._layers * self.area.chunk_bytes
-        begun = self._states.count(WRITING) * self.area.chunk_bytes
-        return max(0, unused - self.clean_bytes - begun)
+        begun = self._states.count(WRITING, 0, self._usable)
+        return max(0, (self._usable - begun) * self.area.chunk_bytes - self.clean_bytes)
 
     @property
     def done(self) -> bool:
@@ -119,7 +111,7 @@ class StagingLedger:
         self._know(model, weight_bytes)
         for chunk in chunks:
             place = self._empty_place()
-            if place is None:
+            if place < 0:
                 break
             self._put(place, model, chunk, KEPT)
             places[chunk] = place
@@ -153,7 +145,7 @@ class StagingLedger:
         begun: list[int] = []
         while self._missing and len(begun) < limit:
             place = self._empty_place()
-            if place is None:
+            if place < 0:
                 place = self._states.rfind(KEPT)
             if place < 0:
                 break
@@ -174,30 +166,21 @@ class StagingLedger:
                 self._states[place] = CLEAN
                 self.clean_bytes += self._size(place)
             else:
-                self._states[place] = EMPTY
-                heapq.heappush(self._open, place // self._layers)
+                self._empty(place)
 
     def busy_rows(self) -> tuple[range, ...]:
         """Rows under an active write, which an allocator should pass over. Where it cannot, the
         write must end before the rows are used."""
         begun = (i for i, state in enumerate(self._states) if state in (WRITING, SPOILED))
-        return tuple(self.area.rows(band) for band in sorted({i // self._layers for i in begun}))
+        return tuple(self.area.places[place].rows for place in begun)
 
-    def allocated(self, first: int, end: int) -> None:
-        """Rows ``first`` to ``end`` (exclusive), all unused so far, belong to blocks now."""
-        for band, rows in self._shares(first, end, 1):
-            if not self._used[band]:
-                self._free_bands -= 1
-                self._spoil(range(band * self._layers, (band + 1) * self._layers))
-            self._used[band] += rows
-
-    def released(self, first: int, end: int) -> None:
-        """Rows ``first`` to ``end`` (exclusive), all in use so far, are unused again."""
-        for band, rows in self._shares(first, end, -1):
-            self._used[band] -= rows
-            if not self._used[band]:
-                self._free_bands += 1
-                heapq.heappush(self._open, band)
+    def occupied(self, rows: int) -> None:
+        """From now on only the lowest ``rows`` rows of every layer may be in use."""
+        if not 0 <= rows <= self.area.kv_blocks:
+            raise ValueError(f"there are {self.area.kv_blocks} rows, not {rows}")
+        before, self._usable, self.rows = self._usable, self.area.above(rows), rows
+        for place in range(self._usable, before):
+            self._spoil(place)
 
     def switch(self, target: str, weight_bytes: int) -> StagedSwitch:
         """What making ``target`` active takes now. No write may be under way."""
@@ -226,55 +209,34 @@ class StagingLedger:
         """Other weights of the same name are another model: what is there of it is forgotten."""
         if model in self._models and not self._knows(model, weight_bytes):
             for _, place in self.held(model):
-                self._states[place] = EMPTY
-                heapq.heappush(self._open, place // self._layers)
+                self._empty(place)
         self._models[model] = Chunks(weight_bytes, self.area.chunk_bytes)
 
     def _put(self, place: int, model: str, chunk: int, state: int) -> None:
         self._states[place] = state
         self._owner[place], self._chunk[place] = model, chunk
 
+    def _empty(self, place: int) -> None:
+        self._states[place] = EMPTY
+        self._first_empty = min(self._first_empty, place)
+
     def _size(self, place: int) -> int:
         return self._models[self._owner[place]].bytes_of(self._chunk[place])
 
-    def _empty_place(self) -> int | None:
-        """The highest one in an unused band."""
-        while self._open:
-            band, layers = self._open[0], self._layers
-            place = self._states.find(EMPTY, band * layers, (band + 1) * layers)
-            if not self._used[band] and place >= 0:
-                return place
-            heapq.heappop(self._open)
-        return None
+    def _empty_place(self) -> int:
+        """The first one in unused rows, or -1."""
+        place = self._states.find(EMPTY, self._first_empty, self._usable)
+        self._first_empty = place if place >= 0 else self._usable
+        return place
 
-    def _spoil(self, places: range) -> None:
-        states = self._states[places.start : places.stop]
-        if not any(states):
-            return
-        for place, state in zip(places, states, strict=True):
-            if state == CLEAN:
-                self.clean_bytes -= self._size(place)
-            if state in (CLEAN, WRITING):
-                self.spoiled_bytes += self._size(place)
-                self._missing.append(self._chunk[place])
-            if state in (CLEAN, KEPT):
-                self._states[place] = EMPTY
-            elif state == WRITING:
-                self._states[place] = SPOILED
-
-    def _shares(self, first: int, end: int, sign: int) -> list[tuple[int, int]]:
-        """(band, rows of it) of a range of rows, checked: ``sign`` 1 for rows to be used, -1 for
-        rows to be given back."""
-        if not 0 <= first <= end <= self.area.kv_blocks:
-            raise ValueError(f"rows {first} to {end} are not in 0 to {self.area.kv_blocks}")
-        shares = []
-        start, full = max(first, self.area.lowest), self.area.rows_per_chunk
-        while start < end:
-            band = self.area.band_of(start)
-            rows = min(end, self.area.kv_blocks - band * full) - start
-            if not 0 <= self._used[band] + sign * rows <= full:
-                state = "in use already" if sign > 0 else "not all in use"
-                raise ValueError(f"rows {start} to {start + rows} are {state}")
-            shares.append((band, rows))
-            start += rows
-        return shares
+    def _spoil(self, place: int) -> None:
+        state = self._states[place]
+        if state == CLEAN:
+            self.clean_bytes -= self._size(place)
+        if state in (CLEAN, WRITING):
+            self.spoiled_bytes += self._size(place)
+            self._missing.append(self._chunk[place])
+        if state in (CLEAN, KEPT):
+            self._empty(place)
+        elif state == WRITING:
+            self._states[place] = SPOILED

@@ -3,20 +3,26 @@
 The KV area holds one stretch of rows for each layer. Blocks are allocated low rows first, so the
 high ends of the stretches stay unused longest; there the weights go, chunk by chunk::
 
-    weights | layer 0: rows 0 ........ | band 1 | band 0 | layer 1: rows 0 ... | slots | runtime
-                       KV grows -->      <-- chunks grow
+    weights | layer 0: rows 0 ........ | 1 | 0 | layer 1: rows 0 ........ | 3 | 2 | slots | runtime
+                       KV grows -->    <-- chunks
 
-A *band* is as many rows as one chunk needs, the same rows in every layer, and has a *place* for a
-chunk in each layer. Place 0 is in the highest rows of the first layer, the next in those of the
-second, and so on.
+A *place* has room for one chunk within one layer. Place 0 is the one whose lowest row is highest:
+blocks that grow from row 0 take the last place first.
 """
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Room for a chunk ``offset`` bytes into the arena, in these rows of a layer's blocks."""
+
+    offset: int
+    rows: range
 
 
 @dataclass(frozen=True)
@@ -37,48 +43,27 @@ class StagingArea:
         if self.chunk_bytes < 1 or self.align < 1 or self.chunk_bytes % self.align:
             raise ValueError(f"chunks of {self.chunk_bytes} bytes do not lie {self.align} apart")
 
-    @property
-    def layers(self) -> int:
-        return len(self.row_bytes)
+    @cached_property
+    def places(self) -> tuple[Place, ...]:
+        """All of them, the one with the highest lowest row first."""
+        found, start = [], self.base
+        for row in self.row_bytes:
+            end = start + self.kv_blocks * row
+            offset = (end - self.chunk_bytes) // self.align * self.align
+            while offset >= start:
+                last = -(-(offset + self.chunk_bytes - start) // row)
+                found.append(Place(offset, range((offset - start) // row, last)))
+                offset -= self.chunk_bytes
+            start = end
+        return tuple(sorted(found, key=lambda place: -place.rows.start))
 
     @cached_property
-    def rows_per_chunk(self) -> int:
-        """Enough for a chunk wherever in a row its place begins, in every layer."""
-        lost = self.align - math.gcd(self.align, self.base, *self.row_bytes)
-        return -(-(self.chunk_bytes + lost) // min(self.row_bytes))
+    def _falling(self) -> list[int]:
+        return [-place.rows.start for place in self.places]
 
-    @property
-    def bands(self) -> int:
-        return self.kv_blocks // self.rows_per_chunk
-
-    @property
-    def places(self) -> int:
-        return self.bands * self.layers
-
-    @property
-    def lowest(self) -> int:
-        """The lowest row of the lowest band."""
-        return self.kv_blocks - self.bands * self.rows_per_chunk
-
-    def band_of(self, row: int) -> int:
-        """The band that holds ``row``, which must not be below ``lowest``; 0 is the highest."""
-        return (self.kv_blocks - 1 - row) // self.rows_per_chunk
-
-    def rows(self, band: int) -> range:
-        end = self.kv_blocks - band * self.rows_per_chunk
-        return range(end - self.rows_per_chunk, end)
-
-    def offset(self, place: int) -> int:
-        """Bytes from the start of the arena to the place."""
-        band, layer = divmod(place, self.layers)
-        first = self._starts[layer] + self.rows(band).start * self.row_bytes[layer]
-        return -(-first // self.align) * self.align
-
-    @cached_property
-    def _starts(self) -> tuple[int, ...]:
-        """Where each layer begins in the arena."""
-        sizes = (self.kv_blocks * row for row in self.row_bytes)
-        return tuple(accumulate(sizes, initial=self.base))
+    def above(self, rows: int) -> int:
+        """How many places, from the first, lie wholly in rows from ``rows`` on."""
+        return bisect_right(self._falling, -rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,8 @@ class StagingModel:
         self._costs = costs
         self._enabled = enabled
         self._rate = hardware.staging_share.value * hardware.rates.h2d.value / 1e9
+        self._areas = {name: self._area(own) for name, own in costs.items()}
         self._ledger: StagingLedger | None = None
-        self._rows = 0
         # Bytes of the chunk under way that have been written.
         self._begun = 0.0
 
@@ -58,7 +58,7 @@ class StagingModel:
         ledger = self._ledger
         if ledger is None:
             return
-        self._occupy(ledger, rows)
+        ledger.occupied(rows)
         if following is None:
             return
         if ledger.target != following:
@@ -70,20 +70,12 @@ class StagingModel:
     def switch(self, model: str, now: int) -> tuple[int, SwitchRecord]:
         """Make ``model`` active, beginning ``now``: how long it takes, and what it was."""
         costs = self._costs[model]
-        staged = (self._ledger or StagingLedger(self._area(costs))).switch(
-            model, costs.weight_bytes
-        )
+        area = self._areas[model]
+        staged = (self._ledger or StagingLedger(area)).switch(model, costs.weight_bytes)
         duration = costs.switch(staged.h2d_bytes, staged.d2d_bytes)
-        self._ledger = StagingLedger(self._area(costs)) if self._enabled else None
-        self._rows, self._begun = 0, 0.0
+        self._ledger = StagingLedger(area) if self._enabled else None
+        self._begun = 0.0
         return duration, self._record(staged, now, duration)
-
-    def _occupy(self, ledger: StagingLedger, rows: int) -> None:
-        if rows > self._rows:
-            ledger.allocated(self._rows, rows)
-        else:
-            ledger.released(rows, self._rows)
-        self._rows = rows
 
     def _write(self, ledger: StagingLedger) -> None:
         size = ledger.area.chunk_bytes

@@ -26,6 +26,7 @@ from alipes.instance.engine.protocol import (
     HostSlabs,
     Row,
     Sampled,
+    Staged,
     SwitchReport,
 )
 
@@ -88,7 +89,13 @@ class FakeEngine:
         self._spend(self._costs.switch)
         self._device.clear(model)
         self._active = model
-        return SwitchReport(self._costs.switch, WEIGHT_BYTES, addresses_kept=True)
+        return SwitchReport(
+            self._costs.switch, WEIGHT_BYTES, addresses_kept=True, h2d_bytes=WEIGHT_BYTES
+        )
+
+    def stage(self, following: str | None, rows: int) -> Staged:
+        """Its weights are nowhere, so there is nothing to stage."""
+        return Staged()
 
     def step(self, rows: Sequence[Row]) -> tuple[Sampled, ...]:
         self._check_active()

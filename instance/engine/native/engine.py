@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -23,12 +23,21 @@ from alipes.instance.engine.native.model import (
     forward,
     rotary_angles,
 )
+from alipes.instance.engine.native.parallel.messages import Held
+from alipes.instance.engine.native.parallel.share import WHOLE
 from alipes.instance.engine.native.sampler import sample
 from alipes.instance.engine.native.shape import (
     ModelShape,
     gather_elements,
     read_shape,
     widen_elements,
+)
+from alipes.instance.engine.native.staging import (
+    Stager,
+    Switching,
+    Weights,
+    best_switching,
+    device_memory,
 )
 from alipes.instance.engine.native.weights import load_packed
 from alipes.instance.engine.protocol import (
@@ -40,13 +49,17 @@ from alipes.instance.engine.protocol import (
     Recurrence,
     Row,
     Sampled,
+    Staged,
     SwitchReport,
 )
 from alipes.instance.memory.arena import Arena
 from alipes.instance.memory.plan import ModelPlan, plan_instance
-from alipes.instance.memory.specs import describe
+from alipes.instance.memory.specs import describe, paged
 from alipes.kernels.shapes import Workspace
 from alipes.kernels.table import kernels_for
+
+if TYPE_CHECKING:
+    from alipes.instance.engine.native.parallel.group import Group
 
 _WARM_TOKENS: Final = 32
 
@@ -66,18 +79,30 @@ class _Resident:
 
 class NativeEngine:
     """Implements ``Engine``. Construction reads every model's weights into host memory; raises
-    ``EngineError`` when one can never fit, a folder is broken or the device is not there."""
+    ``EngineError`` when one can never fit, a folder is broken or the device is not there.
+    ``switching`` is how models come to the device, the best way that there is here by default.
+    In a ``group`` it is one rank: it has its share of every model, and ends of copies are not
+    told but what ``held`` says of them."""
 
-    def __init__(self, settings: InstanceSettings) -> None:
+    def __init__(
+        self,
+        settings: InstanceSettings,
+        switching: Switching | None = None,
+        group: Group | None = None,
+    ) -> None:
         torch.set_num_threads(max(1, settings.threads))
         self._settings = settings
         self._device = _usable(settings.device)
-        shapes = {m.name: read_shape(Path(m.folder), m.dtype) for m in settings.models}
+        self._reduce = group.sum if group is not None else None
+        share = group.share if group is not None else WHOLE
+        shapes = {m.name: read_shape(Path(m.folder), m.dtype, share) for m in settings.models}
         size = settings.block_tokens
         plan = plan_instance(settings, {n: s.footprint(size) for n, s in shapes.items()})
         if plan.refusals:
             raise EngineError("; ".join(plan.refusals))
-        self._arena = Arena(plan, self._device)
+        switching = switching or best_switching(self._device)
+        memory = device_memory(plan.device_bytes, self._device, switching)
+        self._arena = Arena(plan, memory)
         self._workspaces = {
             name: _workspace(shape, self._arena.runtime, size) for name, shape in shapes.items()
         }
@@ -85,7 +110,9 @@ class NativeEngine:
             m.name: _load_model(Path(m.folder), shapes[m.name], planned, settings, plan.slab_bytes)
             for m, planned in zip(settings.models, plan.models, strict=True)
         }
-        self._host = HostPool(plan, self._device)
+        self._host = HostPool(plan, self._device, checked=group is not None)
+        weights = {name: _weights(model, size) for name, model in self._models.items()}
+        self._stager = Stager(self._arena, weights, self._device, switching)
         self._ticket: float = -math.inf
         self._active = ""
         for name in self._models:
@@ -119,8 +146,8 @@ class NativeEngine:
         return self._host.slabs
 
     def activate(self, model: str) -> SwitchReport:
-        """The switch of Talaria 4.2 without staging: copy the packed weights in one go, rebind
-        the shell, check that every region is where the shell knows it."""
+        """The switch of Talaria 4.2 and 4.4: stop staging, bring the packed weights to the start
+        of the arena, rebind the shell, check that every region is where the shell knows it."""
         if model not in self._models:
             raise EngineError(f"model {model} is not one of this instance's")
         if self._host.busy:
@@ -130,13 +157,29 @@ class NativeEngine:
         begin = time.perf_counter()
         entry = self._models[model]
         self._active = ""
-        weights = self._arena.weights(entry.plan)
-        weights.copy_(entry.host)
-        kept = self._rebind(entry, weights)
+        moved = self._stager.switch(model)
+        kept = self._rebind(entry, self._arena.weights(entry.plan))
         if self._device.type != "cpu":
             torch.accelerator.synchronize(self._device)
         self._active = model
-        return SwitchReport(time.perf_counter() - begin, entry.plan.weight_bytes, kept)
+        return SwitchReport(
+            seconds=time.perf_counter() - begin,
+            bytes_copied=moved.h2d_bytes + moved.d2d_bytes,
+            addresses_kept=kept,
+            path=str(moved.path),
+            h2d_bytes=moved.h2d_bytes,
+            d2d_bytes=moved.d2d_bytes,
+            mapped_bytes=moved.mapped_bytes,
+        )
+
+    def stage(self, following: str | None, rows: int) -> Staged:
+        if not self._active:
+            return Staged()
+        if self._host.busy:
+            # Rows that are being copied to the host still hold what is needed.
+            rows = max(rows, self._stager.rows)
+        self._stager.serving(following, rows)
+        return self._stager.state
 
     def _rebind(self, entry: _Resident, weights: torch.Tensor) -> bool:
         """Whether the shell's views are where the regions are; builds it where they are not."""
@@ -165,12 +208,14 @@ class NativeEngine:
         workspace = self._workspaces[self._active]
         with torch.inference_mode():
             batch = build_batch(rows, bounds, self._device)
+            self._stager.use(_rows_written(rows, bounds.block_tokens))
             decoding = batch.draws == len(rows) == batch.rows
             kernels = kernels_for(self._device, batch.rows if decoding else None)
-            step = begin_pass(shell, batch, kernels, workspace)
+            step = begin_pass(shell, batch, kernels, workspace, self._reduce)
             logits = forward(shell, step)
             if not math.isfinite(float(logits.sum())):
-                step = begin_pass(shell, batch, kernels_for(self._device, None), workspace)
+                kernels = kernels_for(self._device, None)
+                step = begin_pass(shell, batch, kernels, workspace, self._reduce)
                 logits = forward(shell, step)
             sampled = sample(rows, logits, step.kernels)
             step.commit()
@@ -189,17 +234,29 @@ class NativeEngine:
     def drain(self) -> tuple[CopyEnd, ...]:
         return self._host.drain()
 
+    @property
+    def copying(self) -> bool:
+        """Whether there are copies of whose end nothing was said yet."""
+        return self._host.busy
+
+    def held(self) -> tuple[Held, ...]:
+        """What this rank has to say of copies since this was last asked."""
+        return self._host.held()
+
     def copy_in(self, copies: Sequence[BlockCopy]) -> None:
         entry, _ = self._current()
+        blocks = entry.plan.kv_blocks
+        self._stager.use(max((c.device + 1 for c in copies if c.device < blocks), default=0))
         self._host.copy_in(self._kv_rows(entry), entry.rows, copies)
 
     def close(self) -> None:
         """Give the memory back; the engine cannot be used after it."""
         self._active = ""
+        self._stager.close()
         self._host.close()
         self._models.clear()
         self._workspaces.clear()
-        del self._arena
+        del self._arena, self._stager
 
     def _current(self) -> tuple[_Resident, Shell]:
         if not self._active:
@@ -218,6 +275,16 @@ def _usable(name: str) -> torch.device:
     if (device.index or 0) >= count:
         raise EngineError(f"device {name}: torch sees {count} CUDA devices here; set device: cpu")
     return device
+
+
+def _rows_written(rows: Sequence[Row], block_tokens: int) -> int:
+    """One more than the highest block that a step writes."""
+    return 1 + max((max(row.blocks[row.start // block_tokens :]) for row in rows), default=-1)
+
+
+def _weights(model: _Resident, block_tokens: int) -> Weights:
+    rows = tuple(block_tokens * state.token_bytes for state in paged(model.shape.states))
+    return Weights(model.plan, model.host, rows)
 
 
 def _workspace(shape: ModelShape, runtime: torch.Tensor, block_tokens: int) -> Workspace:

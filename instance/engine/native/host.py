@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from alipes.instance.engine.protocol import BlockCopy, CopyEnd, EngineError, HostSlabs
-from alipes.instance.memory.arena import pinned_buffer, release_pinned
+from alipes.instance.memory.device import pinned_buffer, release_pinned
 from alipes.instance.memory.plan import MemoryPlan, ModelPlan
 from alipes.instance.memory.specs import StateSpec, paged
 from alipes.kernels.table import kernels_for

@@ -11,7 +11,7 @@ from safetensors import safe_open
 
 from alipes.instance.engine.native.checkpoint import Source, locate, read_header
 from alipes.instance.engine.native.layout import Halves, Layout, Packed, Part
-from alipes.instance.memory.arena import host_buffer
+from alipes.instance.memory.device import host_buffer
 
 
 def view(memory: torch.Tensor, packed: Packed) -> torch.Tensor:

@@ -30,7 +30,7 @@ class Staging(RuleBasedStateMachine):
         )
         self.ledger = StagingLedger(self.area)
         self.memory = bytearray(self.area.base + sum(self.area.row_bytes) * self.area.kv_blocks)
-        self.used: set[int] = set()
+        self.used = 0
         self.models: dict[str, bytes] = {}
         self.target = ""
         self.held: dict[int, tuple[str, int]] = {}
@@ -45,37 +45,41 @@ class Staging(RuleBasedStateMachine):
     def keep(self, model: str, weights: bytes) -> None:
         self.models[model] = weights
         count = -(-len(weights) // self.area.chunk_bytes)
-        free = [p for p in range(self.area.places) if p not in self.held]
+        free = [p for p in range(len(self.area.places)) if p not in self.held]
         places = self.ledger.keep(model, len(weights), range(count))
         assert places == dict(zip(range(count), free, strict=False))
         for chunk, place in places.items():
             self.fill(place, self.content(model, chunk))
             self.held[place] = (model, chunk)
 
-    def rows(self, place: int) -> range:
-        end = self.area.kv_blocks - place // self.area.layers * self.area.rows_per_chunk
-        return range(end - self.area.rows_per_chunk, end)
+    def stretch(self, layer: int) -> range:
+        """The bytes of a layer's blocks."""
+        size, before = self.area.kv_blocks, sum(self.area.row_bytes[:layer])
+        start = self.area.base + before * size
+        return range(start, start + self.area.row_bytes[layer] * size)
 
-    def span(self, layer: int, rows: range) -> range:
-        """The bytes of these rows of a layer."""
-        row, before = self.area.row_bytes[layer], sum(self.area.row_bytes[:layer])
-        start = self.area.base + before * self.area.kv_blocks
-        return range(start + rows.start * row, start + rows.stop * row)
+    def span(self, place: int) -> range:
+        start = self.area.places[place].offset
+        return range(start, start + self.area.chunk_bytes)
+
+    def lowest(self, place: int) -> int:
+        """The row of its layer that the first byte of the place is in."""
+        start = self.area.places[place].offset
+        layers = enumerate(map(self.stretch, range(len(self.area.row_bytes))))
+        ((layer, own),) = [(i, own) for i, own in layers if start in own]
+        assert self.span(place).stop <= own.stop
+        return (start - own.start) // self.area.row_bytes[layer]
 
     def content(self, model: str, chunk: int) -> bytes:
         size = self.area.chunk_bytes
         return self.models[model][chunk * size : chunk * size + size]
 
     def fill(self, place: int, content: bytes) -> None:
-        """Write at a place, which must lie within its rows."""
-        start = self.area.offset(place)
-        own = self.span(place % self.area.layers, self.rows(place))
-        assert own.start <= start <= own.stop - self.area.chunk_bytes
-        assert start % self.area.align == 0
+        start = self.area.places[place].offset
         self.memory[start : start + len(content)] = content
 
     def usable(self, place: int) -> bool:
-        return self.used.isdisjoint(self.rows(place))
+        return self.lowest(place) >= self.used
 
     def missing(self) -> int:
         known = [chunk for model, chunk in self.held.values() if model == self.target]
@@ -100,7 +104,7 @@ class Staging(RuleBasedStateMachine):
     @precondition(lambda self: self.target)
     @rule(limit=st.integers(1, 5))
     def write(self, limit: int) -> None:
-        places = range(self.area.places)
+        places = range(len(self.area.places))
         taken = self.held.keys() | self.flights.keys()
         empty = [p for p in places if p not in taken and self.usable(p)]
         others = [p for p, (model, _) in self.held.items() if model != self.target]
@@ -128,17 +132,13 @@ class Staging(RuleBasedStateMachine):
             self.ledger.written((place,))
 
     @rule(data=st.data())
-    def allocate(self, data: st.DataObject) -> None:
-        first, end = self.stretch(data)
-        taken = set(range(first, end))
-        if self.used & taken:
-            return
-        self.used |= taken
+    def occupy(self, data: st.DataObject) -> None:
+        self.used = data.draw(st.integers(0, self.area.kv_blocks), "rows in use")
         for place in [p for p in self.late if not self.usable(p)]:
             self.fill(place, self.late.pop(place))
-        for layer in range(self.area.layers):
-            own = self.span(layer, range(first, end))
-            self.memory[own.start : own.stop] = bytes((KV,)) * len(own)
+        for layer, row in enumerate(self.area.row_bytes):
+            start = self.stretch(layer).start
+            self.memory[start : start + self.used * row] = bytes((KV,)) * (self.used * row)
         for place in [p for p in self.held if not self.usable(p)]:
             model, chunk = self.held.pop(place)
             self.lost += len(self.content(model, chunk)) * (model == self.target)
@@ -146,21 +146,13 @@ class Staging(RuleBasedStateMachine):
             if flight and not self.usable(place):
                 self.flights[place] = None
                 self.lost += len(self.content(*flight))
-        self.ledger.allocated(first, end)
-
-    @rule(data=st.data())
-    def release(self, data: st.DataObject) -> None:
-        first, end = self.stretch(data)
-        rows = set(range(first, end))
-        if rows <= self.used:
-            self.used -= rows
-            self.ledger.released(first, end)
+        self.ledger.occupied(self.used)
 
     @precondition(lambda self: self.target and not self.flights)
     @rule()
     def finish(self) -> None:
         """A writer that is left alone stages all that there is room for."""
-        room = sum(self.usable(p) for p in range(self.area.places))
+        room = sum(self.usable(p) for p in range(len(self.area.places)))
         before = self.missing()
         while places := self.ledger.next(3):
             for place in places:
@@ -177,11 +169,25 @@ class Staging(RuleBasedStateMachine):
         with pytest.raises(ValueError, match="under way"):
             self.ledger.switch(self.target, len(self.models[self.target]))
 
-    def stretch(self, data: st.DataObject) -> tuple[int, int]:
-        first = data.draw(st.integers(0, self.area.kv_blocks), "first")
-        return first, data.draw(st.integers(first, self.area.kv_blocks), "end")
-
     # --- what must hold --------------------------------------------------------------------------
+
+    @invariant()
+    def places(self) -> None:
+        """They are apart, within a layer each, and as many as go in."""
+        if not hasattr(self, "ledger"):
+            return
+        count = len(self.area.places)
+        assert len({at for place in range(count) for at in self.span(place)}) == (
+            count * self.area.chunk_bytes
+        )
+        lowest = list(map(self.lowest, range(count)))
+        assert lowest == sorted(lowest, reverse=True)
+        assert all(place.offset % self.area.align == 0 for place in self.area.places)
+        if self.area.align == 1:
+            assert count == sum(
+                len(self.stretch(layer)) // self.area.chunk_bytes
+                for layer in range(len(self.area.row_bytes))
+            )
 
     @invariant()
     def agrees(self) -> None:
@@ -192,17 +198,19 @@ class Staging(RuleBasedStateMachine):
             mine = {place: chunk for place, (name, chunk) in self.held.items() if name == model}
             assert {place: chunk for chunk, place in ledger.held(model)} == mine
         for place, (model, chunk) in self.held.items():
-            start, content = area.offset(place), self.content(model, chunk)
+            start, content = area.places[place].offset, self.content(model, chunk)
             assert self.memory[start : start + len(content)] == content
         size = sum(len(self.content(*h)) for h in self.held.values() if h[0] == self.target)
         assert ledger.clean_bytes == size
         if self.target:
             assert ledger.coverage == size / len(self.models[self.target])
             assert ledger.spoiled_bytes == self.lost
-        unused = sum(self.usable(band * area.layers) for band in range(area.bands))
+        unused = sum(self.usable(place) for place in range(len(area.places)))
         begun = sum(flight is not None for flight in self.flights.values())
-        assert ledger.slack == (unused * area.layers - begun) * area.chunk_bytes - size
-        assert set(ledger.busy_rows()) == {self.rows(place) for place in self.flights}
+        assert ledger.slack == (unused - begun) * area.chunk_bytes - size
+        assert [rows.start for rows in ledger.busy_rows()] == [
+            self.lowest(place) for place in sorted(self.flights)
+        ]
         assert ledger.writing == bool(self.flights)
 
     @invariant()
@@ -214,7 +222,7 @@ class Staging(RuleBasedStateMachine):
             staged, copied = self.ledger.switch(model, len(weights)), 0
             assert list(staged.clean) == sorted(staged.clean)
             for chunk, place in staged.clean:
-                start, content = self.area.offset(place), self.content(model, chunk)
+                start, content = self.area.places[place].offset, self.content(model, chunk)
                 assert self.memory[start : start + len(content)] == content
                 copied += len(content)
             assert (staged.d2d_bytes, staged.h2d_bytes) == (copied, len(weights) - copied)

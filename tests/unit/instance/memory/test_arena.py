@@ -3,8 +3,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from alipes.instance.engine.protocol import EngineError
-from alipes.instance.memory.arena import Arena, host_buffer
+from alipes.instance.memory.arena import Arena
+from alipes.instance.memory.device import PlainMemory
+from alipes.instance.memory.mapped import MappedMemory
 from alipes.instance.memory.plan import PAGE, MemoryPlan, ModelPlan
 
 SMALL = ModelPlan("small", 5000, 300, 10, 640)
@@ -12,9 +13,15 @@ LARGE = ModelPlan("large", 3 * PAGE, 700, 20, 1280)
 PLAN = MemoryPlan(16 * PAGE, 2 * PAGE, 0, 100, (SMALL, LARGE))
 
 
+@pytest.fixture(params=["plain", "mapped"])
+def arena(request: pytest.FixtureRequest) -> Arena:
+    if request.param == "mapped":
+        return Arena(PLAN, MappedMemory(PLAN.device_bytes))
+    return Arena(PLAN, PlainMemory(PLAN.device_bytes, torch.device("cpu")))
+
+
 @pytest.mark.parametrize("model", [SMALL, LARGE])
-def test_regions_of_a_model_do_not_touch(model: ModelPlan) -> None:
-    arena = Arena(PLAN, torch.device("cpu"))
+def test_regions_of_a_model_do_not_touch(arena: Arena, model: ModelPlan) -> None:
     regions = arena.weights(model), arena.kv(model), arena.runtime
     for value, region in enumerate(regions, start=1):
         region.fill_(value)
@@ -28,20 +35,8 @@ def test_regions_of_a_model_do_not_touch(model: ModelPlan) -> None:
     ]
 
 
-def test_models_share_the_low_end_and_the_runtime() -> None:
-    arena = Arena(PLAN, torch.device("cpu"))
+def test_models_share_the_low_end_and_the_runtime(arena: Arena) -> None:
     low = arena.weights(SMALL).data_ptr()
     assert arena.weights(LARGE).data_ptr() == low
-    assert arena.runtime.data_ptr() == low + 14 * PAGE
-
-
-@pytest.mark.parametrize("nbytes", [0, 1, 3 * PAGE + 1])
-def test_host_memory_starts_zeroed(nbytes: int) -> None:
-    memory = host_buffer(nbytes)
-    assert memory.shape == (nbytes,)
-    assert not bool(memory.any())
-
-
-def test_more_than_the_machine_gives_is_refused_in_numbers() -> None:
-    with pytest.raises(EngineError, match="no 1,152,921,504,606,846,976 bytes of memory: lower"):
-        host_buffer(1 << 60)
+    assert arena.kv(LARGE).data_ptr() == low + arena.kv_offset(LARGE) == low + 3 * PAGE
+    assert arena.runtime.data_ptr() == low + arena.runtime_offset == low + 14 * PAGE

@@ -5,8 +5,8 @@ import pytest
 from alipes.instance.memory.staging import StagingLedger, SwitchPath
 from alipes.instance.memory.staging_plan import Chunks, StagingArea
 
-# Three bands of two rows in each of two layers; row 0 is below them.
-AREA = StagingArea(kv_blocks=7, row_bytes=(6, 6), chunk_bytes=10)
+# Three places in each of two layers of 36 bytes; row 0 is below them all.
+AREA = StagingArea(kv_blocks=6, row_bytes=(6, 6), chunk_bytes=10)
 
 
 def write(ledger: StagingLedger, limit: int = 99) -> tuple[int, ...]:
@@ -20,17 +20,18 @@ def chunks(ledger: StagingLedger, model: str) -> list[tuple[int, int]]:
 
 
 def test_places_are_the_highest_rows_of_every_layer_first() -> None:
-    assert (AREA.rows_per_chunk, AREA.bands, AREA.lowest, AREA.places) == (2, 3, 1, 6)
-    assert [AREA.rows(band) for band in range(3)] == [range(5, 7), range(3, 5), range(1, 3)]
-    assert [AREA.offset(place) for place in range(4)] == [30, 72, 18, 60]
+    assert [place.offset for place in AREA.places] == [26, 62, 16, 52, 6, 42]
+    assert [place.rows for place in AREA.places[::2]] == [range(4, 6), range(2, 5), range(1, 3)]
+    assert [AREA.above(rows) for rows in range(7)] == [6, 6, 4, 2, 2, 0, 0]
 
 
-def test_places_are_aligned_in_the_arena_and_keep_their_room() -> None:
+def test_places_are_aligned_in_the_arena() -> None:
     area = StagingArea(kv_blocks=8, row_bytes=(6, 10), chunk_bytes=8, base=20, align=8)
-    # A place may begin up to 6 bytes into its rows: the common steps are of 2.
-    assert (area.rows_per_chunk, area.bands) == (3, 2)
-    assert [area.offset(place) for place in range(4)] == [56, 120, 32, 88]
-    assert StagingArea(8, (16,), 8, 16, 8).rows_per_chunk == 1
+    offsets = sorted(place.offset for place in area.places)
+    assert offsets == [*range(24, 64, 8), *range(72, 144, 8)]
+    assert [-place.rows.start for place in area.places] == sorted(
+        -place.rows.start for place in area.places
+    )
 
 
 def test_the_last_chunk_is_shorter() -> None:
@@ -52,13 +53,13 @@ def test_weights_larger_than_the_area_are_staged_as_far_as_it_goes() -> None:
 def test_rows_in_use_are_passed_over() -> None:
     ledger = StagingLedger(AREA)
     ledger.begin("b", 60)
-    ledger.allocated(3, 4)
+    ledger.occupied(2)
     assert ledger.next(1) == (0,)
-    assert ledger.next(99) == (1, 4, 5)
+    assert ledger.next(99) == (1, 2, 3)
     assert ledger.next(99) == ()
-    assert ledger.busy_rows() == (range(5, 7), range(1, 3))
-    ledger.released(3, 4)
-    assert ledger.next(99) == (2, 3)
+    assert ledger.busy_rows() == (range(4, 6), range(4, 6), range(2, 5), range(2, 5))
+    ledger.occupied(1)
+    assert ledger.next(99) == (4, 5)
     assert ledger.done
 
 
@@ -75,29 +76,30 @@ def test_full_coverage_switches_within_the_device() -> None:
     assert ledger.switch("c", 15).h2d_bytes == 15
 
 
-def test_an_allocated_row_spoils_its_band_until_it_is_released() -> None:
+def test_rows_in_use_spoil_what_is_there_until_they_are_given_back() -> None:
     ledger = StagingLedger(AREA)
     ledger.begin("b", 60)
     assert write(ledger) == tuple(range(6))
-    ledger.allocated(0, 4)
+    ledger.occupied(3)
     assert (ledger.clean_bytes, ledger.spoiled_bytes) == (20, 40)
     assert ledger.switch("b", 60).clean == ((0, 0), (1, 1))
     assert write(ledger) == ()
-    ledger.released(3, 4)
+    ledger.occupied(2)
     assert write(ledger) == (2, 3)
-    ledger.released(0, 3)
+    ledger.occupied(0)
     write(ledger)
     assert ledger.switch("b", 60).path is SwitchPath.D2D
 
 
 def test_what_was_spoiled_is_staged_again_where_there_is_room() -> None:
     ledger = StagingLedger(AREA)
-    ledger.begin("b", 20)
+    ledger.keep("a", 20, range(2))
+    ledger.begin("b", 40)
     write(ledger)
-    ledger.allocated(6, 7)
-    assert ledger.coverage == 0
-    assert write(ledger) == (2, 3)
-    assert ledger.switch("b", 20).path is SwitchPath.D2D
+    ledger.occupied(2)
+    assert (ledger.coverage, ledger.held("a")) == (0.5, [(0, 0), (1, 1)])
+    assert write(ledger, 1) == (1,)
+    assert (ledger.coverage, ledger.held("a")) == (0.75, [(0, 0)])
 
 
 def test_a_spoiled_place_is_not_written_again_before_its_write_has_ended() -> None:
@@ -105,8 +107,8 @@ def test_a_spoiled_place_is_not_written_again_before_its_write_has_ended() -> No
     ledger = StagingLedger(StagingArea(2, (6,), 10))
     ledger.begin("b", 10)
     first = ledger.next(1)
-    ledger.allocated(1, 2)
-    ledger.released(1, 2)
+    ledger.occupied(2)
+    ledger.occupied(0)
     assert ledger.next(1) == ()
     ledger.written(first)
     assert ledger.clean_bytes == 0
@@ -141,14 +143,14 @@ def test_kept_chunks_take_the_highest_places_and_count_once_their_model_is_stage
     assert write(ledger) == (5,)
     assert chunks(ledger, "a") == [(0, 1), (1, 5), (2, 0)]
     assert chunks(ledger, "b") == [(0, 2), (1, 3), (2, 4)]
-    ledger.allocated(1, 5)
+    ledger.occupied(3)
     assert chunks(ledger, "a") == [(0, 1), (2, 0)]
     assert chunks(ledger, "b") == []
     with pytest.raises(ValueError, match="a is being staged: no chunks of c can be kept"):
         ledger.keep("c", 10, (0,))
 
 
-def test_slack_is_what_unused_bands_could_still_take() -> None:
+def test_slack_is_what_unused_places_could_still_take() -> None:
     ledger = StagingLedger(AREA)
     assert ledger.slack == 60
     ledger.begin("b", 40)
@@ -156,20 +158,10 @@ def test_slack_is_what_unused_bands_could_still_take() -> None:
     assert ledger.slack == 50
     ledger.written(places)
     assert ledger.slack == 50
-    ledger.allocated(0, 2)
+    ledger.occupied(2)
     assert ledger.slack == 30
-    ledger.allocated(6, 7)
-    assert ledger.slack == 20
-
-
-def test_rows_of_two_bands_count_in_both() -> None:
-    ledger = StagingLedger(AREA)
-    ledger.allocated(2, 4)
-    assert ledger.slack == 20
-    ledger.released(3, 4)
-    assert ledger.slack == 40
-    ledger.released(2, 3)
-    assert ledger.slack == 60
+    ledger.occupied(5)
+    assert ledger.slack == 0
 
 
 def test_other_weights_of_the_same_name_are_another_model() -> None:
@@ -186,20 +178,13 @@ def test_other_weights_of_the_same_name_are_another_model() -> None:
 def test_misuse_changes_nothing() -> None:
     ledger = StagingLedger(AREA)
     ledger.begin("b", 40)
-    ledger.allocated(0, 3)
-    with pytest.raises(ValueError, match="rows 1 to 3 are in use already"):
-        ledger.allocated(0, 7)
-    with pytest.raises(ValueError, match="rows 3 to 5 are not all in use"):
-        ledger.released(1, 5)
-    with pytest.raises(ValueError, match="rows 6 to 8 are not in 0 to 7"):
-        ledger.allocated(6, 8)
+    with pytest.raises(ValueError, match="there are 6 rows, not 8"):
+        ledger.occupied(8)
     with pytest.raises(ValueError, match="place 0 is not being written"):
         ledger.written((0,))
     with pytest.raises(ValueError, match="at least one chunk"):
         ledger.next(0)
-    assert ledger.slack == 40
-    ledger.released(0, 3)
-    assert ledger.slack == 60
+    assert (ledger.slack, ledger.rows) == (60, 0)
 
 
 def test_areas_that_cannot_be() -> None:
@@ -213,6 +198,6 @@ def test_an_area_without_room_stages_nothing() -> None:
     ledger = StagingLedger(StagingArea(1, (6, 6), 10))
     ledger.begin("b", 40)
     assert ledger.next(5) == ()
-    ledger.allocated(0, 1)
+    ledger.occupied(1)
     assert ledger.slack == 0
     assert ledger.switch("b", 40).path is SwitchPath.H2D

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,6 +21,7 @@ from alipes.instance.contract import (
 )
 from alipes.instance.engine.native.config import ModelError
 from alipes.instance.engine.native.engine import NativeEngine
+from alipes.instance.engine.native.staging import device_memory
 from alipes.instance.engine.protocol import BlockCopy, CopyEnd, Draw, EngineError, Row
 
 GREEDY = Sampling(temperature=0)
@@ -227,7 +227,8 @@ def test_a_switch_is_told_and_comes_back_to_its_addresses(engine: NativeEngine) 
     engine.activate("llama")
     before = generate(engine, 4).tolist()
     switched = engine.activate("qwen3")
-    assert switched.bytes_copied == engine.reports[1].weight_bytes
+    assert switched.bytes_copied == switched.h2d_bytes + switched.d2d_bytes
+    assert switched.bytes_copied + switched.mapped_bytes == engine.reports[1].weight_bytes
     assert switched.seconds > 0
     assert engine.activate("qwen3").bytes_copied == 0
     generate(engine, 4)
@@ -240,10 +241,11 @@ def test_a_region_that_has_moved_is_noticed_and_bound_again(engine: NativeEngine
     before = generate(engine, 4).tolist()
     engine.activate("qwen3")
     arena = engine._arena
-    engine._arena = moved = copy.copy(arena)
-    moved._memory = arena._memory.clone()
+    old = arena.memory.data
+    arena.memory = device_memory(len(old), old.device, engine._stager.switching)
+    arena.memory.data.copy_(old)
     assert not engine.activate("llama").addresses_kept
-    arena._memory[: 64 << 20].fill_(255)
+    old[: 64 << 20].fill_(255)
     assert generate(engine, 4).tolist() == before
     assert not engine.activate("qwen3").addresses_kept
     assert engine.activate("llama").addresses_kept

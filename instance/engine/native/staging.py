@@ -1,0 +1,319 @@
+"""Weights on the device: staged while another model serves, kept while their bytes are not needed,
+and brought to where their model reads them at a switch (Talaria 4.4).
+
+Three ways lead there. Every switch can copy from the host (``h2d``). Where chunks are on the
+device they can be copied within it (``gather``), or the pages that they are in can be mapped to
+where they belong (``remap``): then nothing is copied, and the weights that leave go to where those
+chunks were kept, so that a model that comes back soon is still there.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+import torch
+
+from alipes.instance.engine.native.writer import Copy, Writer
+from alipes.instance.engine.protocol import Staged
+from alipes.instance.memory.arena import Arena
+from alipes.instance.memory.device import DeviceMemory, PlainMemory
+from alipes.instance.memory.mapped import MappedMemory, can_exchange
+from alipes.instance.memory.moves import Move, order_copies
+from alipes.instance.memory.plan import PAGE, ModelPlan
+from alipes.instance.memory.staging import StagedSwitch, StagingLedger, SwitchPath
+from alipes.instance.memory.staging_plan import Chunks, StagingArea
+
+SHARE: Final = 0.25
+"""The part of the time that the writer is busy while a model serves."""
+LARGEST_CHUNK: Final = 64 << 20
+CHUNKS_PER_MODEL: Final = 128
+
+
+class Switching(StrEnum):
+    """How weights that are on the device already come to where their model reads them."""
+
+    H2D = "h2d"
+    GATHER = "gather"
+    REMAP = "remap"
+
+
+def best_switching(device: torch.device) -> Switching:
+    """Copies within an accelerator are far faster than those from the host. On the CPU they are
+    not, so that staging pays only where pages can be exchanged."""
+    if device.type != "cpu":
+        return Switching.GATHER
+    return Switching.REMAP if can_exchange() else Switching.H2D
+
+
+def device_memory(nbytes: int, device: torch.device, switching: Switching) -> DeviceMemory:
+    """Raises ``EngineError`` when there is not so much."""
+    if switching is Switching.REMAP:
+        return MappedMemory(nbytes)
+    return PlainMemory(nbytes, device)
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """One model as the stager sees it: ``host`` (weight_bytes,) uint8, and the bytes of a block in
+    each of its paged layers."""
+
+    plan: ModelPlan
+    host: torch.Tensor
+    row_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What a switch did. The bytes add up to the weights."""
+
+    path: SwitchPath
+    h2d_bytes: int = 0
+    d2d_bytes: int = 0
+    mapped_bytes: int = 0
+
+
+class Stager:
+    """Driven by the engine's thread; a thread of its own writes. Rows of the active model's blocks
+    are counted from the lowest: those below ``rows`` may be in use and are never written."""
+
+    def __init__(
+        self,
+        arena: Arena,
+        models: Mapping[str, Weights],
+        device: torch.device,
+        switching: Switching,
+        share: float = SHARE,
+    ) -> None:
+        self.switching: Final = switching
+        self._arena = arena
+        self._models = models
+        granule = arena.memory.granule
+        self._chunk = frame_bytes(models, granule) if granule else chunk_bytes(models)
+        self._areas = {name: self._area(weights) for name, weights in models.items()}
+        # Guards the ledger and what is being written.
+        self._lock = threading.Condition()
+        self._ledger: StagingLedger | None = None
+        self._places: tuple[int, ...] = ()
+        self._first_busy: int | None = None
+        self._holding = False
+        # Models by when they were active, the last one last.
+        self._order: list[str] = []
+        staged = switching is not Switching.H2D and len(models) > 1
+        self._writer = Writer(self, device, share) if staged else None
+
+    # --- what the engine's thread says -----------------------------------------------------------
+
+    @property
+    def rows(self) -> int:
+        return self._ledger.rows if self._ledger else 0
+
+    @property
+    def state(self) -> Staged:
+        with self._lock:
+            ledger = self._ledger
+            if ledger is None:
+                return Staged()
+            return Staged(ledger.target, ledger.clean_bytes, ledger.slack)
+
+    def covered(self, model: str) -> int:
+        """Bytes of this model's weights that the device holds for a switch to it."""
+        with self._lock:
+            if self._ledger is None:
+                return 0
+            chunks = Chunks(self._models[model].plan.weight_bytes, self._chunk)
+            return sum(chunks.bytes_of(chunk) for chunk, _ in self._ledger.held(model))
+
+    def serving(self, following: str | None, rows: int) -> None:
+        """A model serves; only rows below ``rows`` may be in use, and ``following`` is to be
+        active next, as far as anybody knows."""
+        ledger = self._ledger
+        if ledger is None or self._writer is None:
+            return
+        self.use(rows)
+        changes = following not in (None, ledger.target, self._order[-1])
+        if rows == ledger.rows and not changes:
+            return
+        with self._lock:
+            ledger.occupied(rows)
+            if changes and following is not None:
+                self._hold()
+                ledger.begin(following, self._models[following].plan.weight_bytes)
+                self._holding = False
+        self._writer.wake()
+
+    def use(self, rows: int) -> None:
+        """Rows below ``rows`` are about to be written: waits for a write that is under way there,
+        and spoils what is staged there."""
+        if self._ledger is None or rows <= self._ledger.rows:
+            return
+        with self._lock:
+            self._ledger.occupied(rows)
+            while self._first_busy is not None and self._first_busy < rows:
+                self._lock.wait()
+
+    def switch(self, model: str) -> Moved:
+        """Stop writing and bring the weights of ``model`` to the start of the arena. Whatever was
+        in the KV area is lost."""
+        weights, before = self._models[model], self._ledger
+        with self._lock:
+            self._hold()
+            self._ledger = None
+        after = StagingLedger(self._areas[model])
+        moved = self._bring(weights, before, after)
+        self._order = [name for name in self._order if name != model] + [model]
+        with self._lock:
+            self._holding = False
+            self._ledger = after if self._writer is not None else None
+        return moved
+
+    def close(self) -> None:
+        if self._writer is not None:
+            self._writer.close()
+
+    # --- what the writer's thread asks -----------------------------------------------------------
+
+    def begin(self) -> Copy | None:
+        with self._lock:
+            ledger = self._ledger
+            if ledger is None or self._holding or not ledger.target:
+                return None
+            self._places = ledger.next()
+            if not self._places:
+                return None
+            (place,) = self._places
+            model, chunk = ledger.chunk_at(place)
+            source = self._models[model].host[chunk * self._chunk :][: self._chunk]
+            target = ledger.area.places[place]
+            self._first_busy = target.rows.start
+            return self._arena.memory.data[target.offset :][: len(source)], source
+
+    def end(self) -> None:
+        with self._lock:
+            assert self._ledger is not None
+            self._ledger.written(self._places)
+            self._places, self._first_busy = (), None
+            self._lock.notify_all()
+
+    # --- a switch --------------------------------------------------------------------------------
+
+    def _hold(self) -> None:
+        """Begin no write until told otherwise, and wait for the one under way."""
+        self._holding = True
+        while self._first_busy is not None:
+            self._lock.wait()
+
+    def _bring(self, weights: Weights, before: StagingLedger | None, after: StagingLedger) -> Moved:
+        plan = weights.plan
+        staged = StagedSwitch(plan.name, SwitchPath.H2D, (), 0, plan.weight_bytes, 0)
+        needed: dict[int, Move] = {}
+        kept: list[Move] = []
+        if before is not None:
+            staged = before.switch(plan.name, plan.weight_bytes)
+            needed = self._needed(before.area, staged)
+            kept = self._kept(before, after, plan.name)
+        here = self._move(needed, kept)
+        size = Chunks(plan.weight_bytes, self._chunk)
+        on_device = sum(size.bytes_of(chunk) for chunk in here)
+        loaded = plan.weight_bytes - on_device
+        self._load(weights, here)
+        if self.switching is Switching.REMAP:
+            path = SwitchPath.REMAP if not loaded else SwitchPath.PARTIAL
+            return Moved(path if here else SwitchPath.H2D, loaded, mapped_bytes=on_device)
+        path = SwitchPath.D2D if not loaded else SwitchPath.PARTIAL
+        return Moved(path if here else SwitchPath.H2D, loaded, on_device)
+
+    def _needed(self, area: StagingArea, staged: StagedSwitch) -> dict[int, Move]:
+        """Chunk by chunk from where it was staged to where it belongs."""
+        weights = self._models[staged.target].plan.weight_bytes
+        moves = {}
+        for chunk, place in staged.clean:
+            size = self._size(weights, chunk)
+            move = Move(area.places[place].offset, chunk * self._chunk, size)
+            if move.target + size <= self._arena.runtime_offset:
+                moves[chunk] = move
+        return moves
+
+    def _kept(self, before: StagingLedger, after: StagingLedger, model: str) -> list[Move]:
+        """What is on the device of other models, the one that leaves last, and finds a place."""
+        moves: list[Move] = []
+        if self.switching is not Switching.REMAP:
+            return moves
+        for name in self._order:
+            if name == model:
+                continue
+            weights = self._models[name].plan.weight_bytes
+            if name == self._order[-1]:
+                count, end = Chunks(weights, self._chunk).count, self._arena.runtime_offset
+                here = {c: c * self._chunk for c in range(count)}
+                if here[count - 1] + self._size(weights, count - 1) > end:
+                    del here[count - 1]
+            else:
+                here = {c: before.area.places[p].offset for c, p in before.held(name)}
+            for chunk, place in after.keep(name, weights, here).items():
+                target = after.area.places[place].offset
+                moves.append(Move(here[chunk], target, self._chunk))
+        return moves
+
+    def _move(self, needed: dict[int, Move], kept: Sequence[Move]) -> set[int]:
+        """The chunks that have come to where they belong."""
+        memory = self._arena.memory
+        if self.switching is Switching.REMAP:
+            memory.exchange([*needed.values(), *kept])
+            return set(needed)
+        ordered, dropped = order_copies(list(needed.values()), len(needed))
+        for move in ordered:
+            source = memory.data[move.source : move.source + move.nbytes]
+            memory.data[move.target : move.target + move.nbytes].copy_(source)
+        lost = {move.target for move in dropped}
+        return {chunk for chunk, move in needed.items() if move.target not in lost}
+
+    def _load(self, weights: Weights, here: set[int]) -> None:
+        """All other chunks from the host, neighbours in one go."""
+        target = self._arena.weights(weights.plan)
+        count = Chunks(weights.plan.weight_bytes, self._chunk).count
+        first = 0
+        for chunk in [*sorted(here), count]:
+            if first < chunk:
+                part = slice(first * self._chunk, chunk * self._chunk)
+                target[part].copy_(weights.host[part], non_blocking=True)
+            first = chunk + 1
+
+    def _size(self, weight_bytes: int, chunk: int) -> int:
+        """Bytes of a move: pages are exchanged for a whole chunk, also for the shorter last one."""
+        if self._arena.memory.granule:
+            return self._chunk
+        return Chunks(weight_bytes, self._chunk).bytes_of(chunk)
+
+    def _area(self, weights: Weights) -> StagingArea:
+        return StagingArea(
+            weights.plan.kv_blocks,
+            weights.row_bytes,
+            self._chunk,
+            self._arena.kv_offset(weights.plan),
+            self._chunk if self._arena.memory.granule else PAGE,
+        )
+
+
+def chunk_bytes(models: Mapping[str, Weights]) -> int:
+    """For copies, one size for all models: a small part of the largest weights, so that rows in use
+    spoil little."""
+    largest = max(weights.plan.weight_bytes for weights in models.values())
+    size = min(LARGEST_CHUNK, largest // CHUNKS_PER_MODEL)
+    return max(1, -(-size // PAGE)) * PAGE
+
+
+def frame_bytes(models: Mapping[str, Weights], granule: int) -> int:
+    """For exchanges: the arena is cut into frames of one size, and a chunk fills one wherever it
+    is, so that nothing but whole frames ever moves. As large as they can be while every layer's
+    blocks have several and weights are not all in a few: moving a frame costs much the same
+    whatever its size."""
+    frame = granule
+    for_layer = min(w.plan.kv_blocks * min(w.row_bytes) for w in models.values()) // 8
+    for_weights = max(w.plan.weight_bytes for w in models.values()) // 16
+    while 2 * frame <= min(LARGEST_CHUNK, for_layer, for_weights):
+        frame *= 2
+    return frame
