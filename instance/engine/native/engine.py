@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -23,8 +23,6 @@ from alipes.instance.engine.native.model import (
     forward,
     rotary_angles,
 )
-from alipes.instance.engine.native.parallel.messages import Held
-from alipes.instance.engine.native.parallel.share import WHOLE
 from alipes.instance.engine.native.sampler import sample
 from alipes.instance.engine.native.shape import (
     ModelShape,
@@ -58,9 +56,6 @@ from alipes.instance.memory.specs import describe, paged
 from alipes.kernels.shapes import Workspace
 from alipes.kernels.table import kernels_for
 
-if TYPE_CHECKING:
-    from alipes.instance.engine.native.parallel.group import Group
-
 _WARM_TOKENS: Final = 32
 
 
@@ -80,22 +75,13 @@ class _Resident:
 class NativeEngine:
     """Implements ``Engine``. Construction reads every model's weights into host memory; raises
     ``EngineError`` when one can never fit, a folder is broken or the device is not there.
-    ``switching`` is how models come to the device, the best way that there is here by default.
-    In a ``group`` it is one rank: it has its share of every model, and ends of copies are not
-    told but what ``held`` says of them."""
+    ``switching`` is how models come to the device, the best way that there is here by default."""
 
-    def __init__(
-        self,
-        settings: InstanceSettings,
-        switching: Switching | None = None,
-        group: Group | None = None,
-    ) -> None:
+    def __init__(self, settings: InstanceSettings, switching: Switching | None = None) -> None:
         torch.set_num_threads(max(1, settings.threads))
         self._settings = settings
         self._device = _usable(settings.device)
-        self._reduce = group.sum if group is not None else None
-        share = group.share if group is not None else WHOLE
-        shapes = {m.name: read_shape(Path(m.folder), m.dtype, share) for m in settings.models}
+        shapes = {m.name: read_shape(Path(m.folder), m.dtype) for m in settings.models}
         size = settings.block_tokens
         plan = plan_instance(settings, {n: s.footprint(size) for n, s in shapes.items()})
         if plan.refusals:
@@ -110,7 +96,7 @@ class NativeEngine:
             m.name: _load_model(Path(m.folder), shapes[m.name], planned, settings, plan.slab_bytes)
             for m, planned in zip(settings.models, plan.models, strict=True)
         }
-        self._host = HostPool(plan, self._device, checked=group is not None)
+        self._host = HostPool(plan, self._device)
         weights = {name: _weights(model, size) for name, model in self._models.items()}
         self._stager = Stager(self._arena, weights, self._device, switching)
         self._ticket: float = -math.inf
@@ -211,11 +197,10 @@ class NativeEngine:
             self._stager.use(_rows_written(rows, bounds.block_tokens))
             decoding = batch.draws == len(rows) == batch.rows
             kernels = kernels_for(self._device, batch.rows if decoding else None)
-            step = begin_pass(shell, batch, kernels, workspace, self._reduce)
+            step = begin_pass(shell, batch, kernels, workspace)
             logits = forward(shell, step)
             if not math.isfinite(float(logits.sum())):
-                kernels = kernels_for(self._device, None)
-                step = begin_pass(shell, batch, kernels, workspace, self._reduce)
+                step = begin_pass(shell, batch, kernels_for(self._device, None), workspace)
                 logits = forward(shell, step)
             sampled = sample(rows, logits, step.kernels)
             step.commit()
@@ -233,15 +218,6 @@ class NativeEngine:
 
     def drain(self) -> tuple[CopyEnd, ...]:
         return self._host.drain()
-
-    @property
-    def copying(self) -> bool:
-        """Whether there are copies of whose end nothing was said yet."""
-        return self._host.busy
-
-    def held(self) -> tuple[Held, ...]:
-        """What this rank has to say of copies since this was last asked."""
-        return self._host.held()
 
     def copy_in(self, copies: Sequence[BlockCopy]) -> None:
         entry, _ = self._current()
