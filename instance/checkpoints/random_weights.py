@@ -23,6 +23,7 @@ from alipes.instance.checkpoints.sizes import SIZES
 from alipes.instance.contract import RandomWeights
 
 _COPIED = ("tokenizer.json", "generation_config.json")
+_DOUBLED = ("q_proj.weight", "q_b_proj.weight", "lm_head.weight")
 _HERMES = Path(__file__).parent / "data" / "hermes.jinja"
 
 
@@ -66,6 +67,6 @@ def _draw(
     elif name == "model.embed_tokens.weight":
         scaled = values
     else:
-        gain = 2.0 if name.endswith(("q_proj.weight", "lm_head.weight")) else 1.0
+        gain = 2.0 if name.endswith(_DOUBLED) else 1.0
         scaled = values * (gain / float(np.sqrt(shape[-1])))
     return scaled.astype(np.float16)

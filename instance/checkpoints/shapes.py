@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from alipes.instance.checkpoints import hybrid
+from alipes.instance.checkpoints import hybrid, latent
 from alipes.instance.checkpoints.sizes import Size
 
 Tensors = dict[str, tuple[int, ...]]
@@ -13,10 +13,13 @@ FAMILIES: Final = {
     "llama": ("LlamaForCausalLM", "llama", 1e-5, 500_000.0),
     "qwen3": ("Qwen3ForCausalLM", "qwen3", 1e-6, 1_000_000.0),
     "qwen3-moe": ("Qwen3MoeForCausalLM", "qwen3_moe", 1e-6, 1_000_000.0),
+    "deepseek-v2": ("DeepseekV2ForCausalLM", "deepseek_v2", 1e-6, 10_000.0),
+    "deepseek-v3": ("DeepseekV3ForCausalLM", "deepseek_v3", 1e-6, 10_000.0),
+    "glm5": ("GlmMoeDsaForCausalLM", "glm_moe_dsa", 1e-5, 1_000_000.0),
     "qwen3-next": ("Qwen3NextForCausalLM", "qwen3_next", 1e-6, 10_000_000.0),
     "qwen3.5": ("Qwen3_5ForCausalLM", "qwen3_5_text", 1e-6, 10_000_000.0),
 }
-_SPARSE: Final = ("qwen3-moe", "qwen3-next")
+_SPARSE: Final = ("qwen3-moe", "qwen3-next", *latent.FAMILIES)
 
 
 def config_of(family: str, size: Size, vocab: int, ends: list[int]) -> dict[str, object]:
@@ -50,7 +53,9 @@ def config_of(family: str, size: Size, vocab: int, ends: list[int]) -> dict[str,
         config["mlp_bias"] = False
     if family in hybrid.FAMILIES:
         config |= hybrid.config_fields(size, theta)
-    if family in _SPARSE:
+    if family in latent.FAMILIES:
+        config |= latent.config_fields(family, size)
+    elif family in _SPARSE:
         config |= {
             "decoder_sparse_step": 1,
             "mlp_only_layers": [],
@@ -82,13 +87,18 @@ def _layer(family: str, size: Size, index: int) -> Tensors:
     }
     if family in hybrid.FAMILIES and hybrid.is_recurrent(size, index):
         layer |= hybrid.delta_net(family, size)
+    elif family in latent.FAMILIES:
+        layer |= latent.attention(family, size)
     else:
         layer |= _attention(family, size)
-    if family not in _SPARSE:
+    if family not in _SPARSE or (family in latent.FAMILIES and latent.is_dense(index)):
         return layer | _gated("mlp.", size.hidden, size.intermediate)
     layer["mlp.gate.weight"] = (size.experts, size.hidden)
     for expert in range(size.experts):
         layer |= _gated(f"mlp.experts.{expert}.", size.hidden, size.expert_intermediate)
+    if family in latent.FAMILIES:
+        layer |= latent.router_bias(family, size)
+        layer |= _gated("mlp.shared_experts.", size.hidden, size.expert_intermediate)
     if family in hybrid.FAMILIES:
         layer["mlp.shared_expert_gate.weight"] = (1, size.hidden)
         layer |= _gated("mlp.shared_expert.", size.hidden, size.expert_intermediate)

@@ -33,7 +33,9 @@ from alipes.instance.memory.rows import HostBlock
 
 GREEDY = Sampling(temperature=0)
 BLOCK = 64
-NAMES = ("llama", "qwen3", "qwen3-moe")
+NAMES = ("llama", "qwen3", "qwen3-moe", "deepseek-v2", "deepseek-v3")
+LONG = {"llama": 4096}
+"""Tokens of the longest prompt, where not 2,048."""
 
 
 class Call:
@@ -175,12 +177,14 @@ def test_long_prompt_and_cached_prefix(
     desk: Desk, oracles: Callable[[str], Oracle], text: TokenIds, name: str
 ) -> None:
     desk.engine.activate(name)
-    first = desk.generate(Call("first", text[:4096], list(range(66))), 12)
+    long = LONG.get(name, 2048)
+    first = desk.generate(Call("first", text[:long], list(range(66))), 12)
     oracles(name).check(first)
-    # Another call over the same 2,048 tokens starts behind them, on the first one's blocks.
-    prompt = np.concatenate([text[:2048], text[5000:5300]])
-    blocks = list(range(32)) + list(range(80, 86))
-    cached = desk.generate(Call("cached", prompt, blocks, done=2048), 12)
+    # Another call over the first half of them starts behind it, on the first one's blocks.
+    shared = long // 2
+    prompt = np.concatenate([text[:shared], text[5000:5300]])
+    blocks = list(range(shared // BLOCK)) + list(range(80, 86))
+    cached = desk.generate(Call("cached", prompt, blocks, done=shared), 12)
     oracles(name).check(cached)
 
 

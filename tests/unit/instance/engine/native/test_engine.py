@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from alipes.instance.checkpoints import latent
 from alipes.instance.contract import (
     InstanceSettings,
     ModelSettings,
@@ -165,6 +166,17 @@ def test_family_variations_match_transformers(
     engine.close()
 
 
+def test_sparse_attention_is_exact_up_to_the_last_position_served(tmp_path: Path) -> None:
+    folder = odd_model(tmp_path / "model", "glm_moe_dsa", **SPARSE)
+    engine = start({"m": folder})
+    engine.activate("m")
+    ids = generate(engine, 256 - 150 + 1, blocks=range(5))
+    check_greedy(folder, ids)
+    with pytest.raises(EngineError, match="position 257 is beyond the context of 256"):
+        step(engine, ids, 256)
+    engine.close()
+
+
 def test_float16_stays_near_float32(smollm2_folder: Path) -> None:
     engine = start({"m": smollm2_folder}, "float16", device_bytes=700 << 20)
     engine.activate("m")
@@ -197,9 +209,10 @@ def test_reports_name_the_format_and_the_room(
     formats = {report.kv_format for report in engine.reports}
     assert len(formats) == len(tiny_folders)
     for report in engine.reports:
-        assert report.context == 8192
+        assert report.context == (4096 if report.name == "glm5" else 8192)
         assert report.kv_blocks * report.block_bytes + report.weight_bytes < 96 << 20
         states = "1*recurrent4x32x32+256x3:float32+1*kv2x16" if report.slots else "2*kv2x16"
+        states = "2*latent64" if report.name in latent.FAMILIES else states
         assert report.kv_format.endswith(f":{states}:float32:interleaved:64")
     assert engine.kind == "native"
 
