@@ -6,10 +6,15 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from alipes.instance.checkpoints.shapes import FAMILIES
 from alipes.instance.checkpoints.sources import SMOLLM2, prepare
 from alipes.instance.contract import RandomWeights
+
+# Triton decides at import, and transformers imports it: without a GPU its kernels are interpreted.
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
 def _quiet(what: str, fraction: float) -> None:
