@@ -35,6 +35,8 @@ Message = Submit | Cancel | Drain | Stop | Welcome
 SNAPSHOT_NS: Final = int(SNAPSHOT_SECONDS * 1e9)
 IDLE_SNAPSHOT_SECONDS: Final = 1.0
 COPY_POLL_SECONDS: Final = 0.005
+STAGE_NS: Final = 10_000_000
+"""How often the engine is told which rows are unused and which model is next."""
 
 
 class EngineLoop:
@@ -57,6 +59,7 @@ class EngineLoop:
         self._stopped = False
         self._changed = True
         self._next_snapshot = 0
+        self._next_staging = 0
 
     def post(self, message: Message) -> None:
         """Hand in a message and wake the loop."""
@@ -129,6 +132,7 @@ class EngineLoop:
     def _iterate(self, run: Run) -> None:
         for started in run.started:
             self._emit(started)
+        self._stage(self._clock())
         for _ in range(run.max_steps):
             begin = self._clock()
             try:
@@ -144,6 +148,13 @@ class EngineLoop:
             if progress.over or not self._inbox.empty():
                 return
             self._report_copies(self._engine.copied)
+            self._stage(now)
+
+    def _stage(self, now: int) -> None:
+        """What is above the rows in use may hold weights of the model that is next."""
+        if now >= self._next_staging:
+            self._next_staging = now + STAGE_NS
+            self._engine.stage(self._scheduler.upcoming(), self._scheduler.device_rows)
 
     def _switch(self, work: Switch) -> None:
         begin = self._clock()
@@ -159,6 +170,7 @@ class EngineLoop:
                 raise
         else:
             progress = self._scheduler.switched(work, report, seconds_saving, self._clock())
+        self._next_staging = 0
         self._tell(progress, work.model)
 
     def _restore(self, work: Restore) -> None:

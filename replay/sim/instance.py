@@ -288,7 +288,12 @@ class SimulatedInstance:
         assert record is not None
         self.timeline.switches.append(record)
         report = SwitchReport(
-            record.seconds, record.h2d_bytes + record.d2d_bytes, addresses_kept=True
+            record.seconds,
+            record.h2d_bytes + record.d2d_bytes,
+            addresses_kept=True,
+            path=record.path,
+            h2d_bytes=record.h2d_bytes,
+            d2d_bytes=record.d2d_bytes,
         )
         return self.scheduler.switched(work, report, self._saving / 1e9, now)
 

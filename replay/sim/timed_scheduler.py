@@ -79,8 +79,7 @@ class TimedScheduler(RoundScheduler):
             saved = len(work.save.devices) * self._bytes[self.active_model]
             self._note(self.active_model, Kind.CHECKPOINT, (saved,), seconds_saving)
         if report.bytes_copied:
-            weights = self._weights[work.model]
-            self._note(work.model, Kind.SWITCH, (weights,), taken - seconds_saving)
+            self._note(work.model, Kind.SWITCH, (report.bytes_copied,), taken - seconds_saving)
         return super().switched(work, report, seconds_saving, now)
 
     def restored(self, work: Restore, seconds: float, now: int, failed: bool = False) -> Progress:

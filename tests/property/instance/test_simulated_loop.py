@@ -46,6 +46,7 @@ from alipes.instance.engine.protocol import (
     HostSlabs,
     Row,
     Sampled,
+    Staged,
     SwitchReport,
 )
 from alipes.instance.loop import EngineLoop
@@ -182,6 +183,9 @@ class VirtualEngine:
                 assert row.draw.forced is not None
                 drawn.append(Sampled(row.call_id, row.draw.forced))
         return tuple(drawn)
+
+    def stage(self, following: str | None, rows: int) -> Staged:
+        return Staged()
 
     def copy_out(self, ticket: int, copies: Sequence[BlockCopy]) -> None:
         duration = self._costs.checkpoint(len(copies) * BLOCK)

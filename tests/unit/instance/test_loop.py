@@ -40,6 +40,7 @@ from alipes.instance.engine.protocol import (
     HostSlabs,
     Row,
     Sampled,
+    Staged,
     SwitchReport,
 )
 from alipes.instance.loop import EngineLoop
@@ -62,6 +63,7 @@ class RecordingEngine:
         self.before_step: Callable[[Sequence[Row]], None] = lambda rows: None
         self.refuse: set[tuple[str, str]] = set()
         self.copying: list[int] = []
+        self.staged: list[tuple[str, str | None, int]] = []
         self.active = ""
 
     def clock(self) -> int:
@@ -83,6 +85,10 @@ class RecordingEngine:
         self.before_step(rows)
         self.now += STEP_NS
         return tuple(Sampled(r.call_id, len(r.draw.history)) for r in rows if r.draw is not None)
+
+    def stage(self, following: str | None, rows: int) -> Staged:
+        self.staged.append((self.active, following, rows))
+        return Staged()
 
     def copy_out(self, ticket: int, copies: Sequence[BlockCopy]) -> None:
         self._note("copy out", self.active)
@@ -182,6 +188,20 @@ def test_every_iteration_is_one_message() -> None:
     bench.loop.run()
     batches = [m.drawn for m in bench.told if isinstance(m, Tokens)]
     assert [{d.call_id for d in drawn} for drawn in batches] == [{first, second}] * 5
+
+
+def test_the_engine_is_told_what_it_may_stage_and_where() -> None:
+    bench = Bench("a", "b")
+    bench.submit(1, "a", prompt=10, max_tokens=30)
+    bench.submit(2, "b", prompt=3, max_tokens=30)
+    bench.loop.run()
+    first = [told for told in bench.engine.staged if told[0] == "a"]
+    # A chunk of eight tokens, then all ten and those drawn so far, in blocks of four.
+    assert first[0] == ("a", "b", 2)
+    assert [rows for *_, rows in first] == sorted(rows for *_, rows in first)
+    assert {following for _, following, _ in first} == {"b", None}
+    assert max(rows for *_, rows in first) == 10
+    assert {told[1] for told in bench.engine.staged if told[0] == "b"} <= {"a", None}
 
 
 def test_snapshots_are_few_and_the_last_shows_idleness() -> None:

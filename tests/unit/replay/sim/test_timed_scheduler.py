@@ -25,6 +25,7 @@ from alipes.instance.engine.protocol import (
     HostSlabs,
     Row,
     Sampled,
+    Staged,
     SwitchReport,
 )
 from alipes.instance.loop import EngineLoop
@@ -83,6 +84,9 @@ class VirtualEngine:
         self.now += 5 * MS + tokens * MS if decoding else 2 * MS + tokens * MS // 10
         drawn = [row for row in rows if row.draw is not None]
         return tuple(Sampled(row.call_id, 7) for row in drawn)
+
+    def stage(self, following: str | None, rows: int) -> Staged:
+        return Staged()
 
     def copy_out(self, ticket: int, copies: Sequence[BlockCopy]) -> None:
         self.tickets.append(ticket)
