@@ -34,7 +34,7 @@ def smollm2_folder(model_cache: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_folders(model_cache: Path, smollm2_folder: Path) -> dict[str, Path]:
-    """Random two-layer models by family (``llama``, ``qwen3``, ``qwen3-moe``), 8K context."""
+    """Random two-layer models by family, 8K context."""
     return {name: prepare(RandomWeights(name, "tiny"), model_cache, _quiet) for name in FAMILIES}
 
 
