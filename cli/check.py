@@ -93,8 +93,8 @@ def check(
 
 def examine(cluster: Cluster, file: str) -> Report:
     """Plan every instance with a native engine; a model that is not prepared is refused."""
-    refusals, footprints = _read_footprints(cluster)
-    warnings = [
+    refusals, footprints, notes = _read_footprints(cluster)
+    warnings = notes + [
         f"models.{name}: no instance serves it; add it to one under `instances`"
         for name in unserved(cluster)
     ]
@@ -116,8 +116,9 @@ def examine(cluster: Cluster, file: str) -> Report:
     return Report(file, tuple(planned), tuple(refusals), tuple(warnings))
 
 
-def _read_footprints(cluster: Cluster) -> tuple[list[str], dict[str, Footprint]]:
-    refusals, footprints = [], {}
+def _read_footprints(cluster: Cluster) -> tuple[list[str], dict[str, Footprint], list[str]]:
+    """Refusals, footprints by model, and what a user should know of how one is served."""
+    refusals, footprints, notes = [], {}, []
     for name, folder in model_folders(cluster, served_models(cluster)).items():
         try:
             check_source(cluster.models[name].source)
@@ -130,9 +131,11 @@ def _read_footprints(cluster: Cluster) -> tuple[list[str], dict[str, Footprint]]
         try:
             shape = read_shape(folder, cluster.models[name].dtype)
             footprints[name] = shape.footprint(BLOCK_TOKENS)
+            if shape.config.note:
+                notes.append(f"models.{name}: {shape.config.note}")
         except ModelError as error:
             refusals.append(f"models.{name}: {error}")
-    return refusals, footprints
+    return refusals, footprints, notes
 
 
 def _plan(cluster: Cluster, name: str, footprints: Mapping[str, Footprint]) -> MemoryPlan:

@@ -97,6 +97,16 @@ def test_check_plans_every_byte_of_the_arena(cluster_file: Path) -> None:
     assert cold["models"][1]["decode_step"] == 0.2
 
 
+def test_check_says_where_a_models_context_is_cut(
+    cluster_file: Path, tiny_folders: dict[str, Path]
+) -> None:
+    edit(cluster_file, str(tiny_folders["qwen3-moe"]), str(tiny_folders["glm5"]))
+    report = json.loads(run("check", "-c", cluster_file, "--json").stdout)
+    [warning] = report["warnings"]
+    assert warning.startswith("models.sparse: context is 4,096 (index_topk), not 8,192")
+    assert report["instances"][1]["models"][1]["context"] == 4096
+
+
 def test_check_prints_a_table_for_each_instance(cluster_file: Path) -> None:
     result = run("check", "-c", cluster_file)
     assert result.exit_code == 0
