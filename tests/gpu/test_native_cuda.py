@@ -12,13 +12,13 @@ import torch
 
 from alipes.instance.contract import InstanceSettings, ModelSettings, Pool, Sampling, Targets
 from alipes.instance.engine.native.engine import NativeEngine
-from alipes.instance.engine.protocol import BlockCopy, Draw, EngineError, Row
+from alipes.instance.engine.protocol import BlockCopy, CopyEnd, Draw, EngineError, Row
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
-NAMES = ("llama", "qwen3", "qwen3-moe")
+NAMES = ("llama", "qwen3", "qwen3-moe", "deepseek-v2", "deepseek-v3")
 TICKETS = itertools.count(1)
 
 
@@ -65,7 +65,7 @@ def copy_out(engine: NativeEngine, moved: list[BlockCopy]) -> None:
         engine.activate(engine.reports[0].name)
     tokens = np.arange(100, dtype=np.int32)
     engine.step([Row(b"meanwhile", tokens, 0, range(40, 42), None)])
-    assert [*engine.copied(), *engine.drain()] == [ticket]
+    assert [*engine.copied(), *engine.drain()] == [CopyEnd(ticket)]
 
 
 def greedy(engine: NativeEngine, name: str, other: str) -> list[int]:
