@@ -100,7 +100,8 @@ class InstanceSettings(msgspec.Struct, frozen=True):
     """All that one instance process needs to start; sizes in bytes, times in seconds. A cold
     instance lengthens its rounds, as far as the targets allow, until switches take no more than
     ``switch_share`` of them. ``session_prefill`` and ``host_kv`` turn those mechanisms off; calls
-    that run when their model's slot ends are saved and resumed in any case."""
+    that run when their model's slot ends are saved and resumed in any case. Models are divided
+    among ``ranks`` processes, each of which has ``device_bytes`` for its own."""
 
     name: str
     pool: Pool
@@ -121,6 +122,7 @@ class InstanceSettings(msgspec.Struct, frozen=True):
     switch_share: float = 0.1
     session_prefill: bool = True
     host_kv: bool = True
+    ranks: int = 1
     beat_seconds: float = BEAT_SECONDS
     fake: FakeCosts = FakeCosts()
 

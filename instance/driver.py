@@ -56,6 +56,10 @@ def assemble(settings: InstanceSettings, emit: Emit) -> tuple[Engine, Loop]:
 
 def build_engine(settings: InstanceSettings) -> Engine:
     """Raises ``EngineError`` when the settings name no engine or it cannot be built."""
+    if settings.engine == "native" and settings.ranks > 1:
+        from alipes.instance.engine.native.parallel.engine import ParallelEngine
+
+        return ParallelEngine(settings)
     if settings.engine == "native":
         from alipes.instance.engine.native.engine import NativeEngine
 

@@ -49,6 +49,7 @@ class Kernels:
     gated_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor]
     copy_out: CopyRows
     copy_in: CopyRows
+    checksums: Callable[[Tensor, Tensor], Tensor]
     penalize: Callable[[Tensor, Tensor, int, float, float, float], None]
     restrict: Callable[[Tensor, int, float, float], Tensor]
     race: Callable[[Tensor, Tensor], int]
@@ -74,6 +75,7 @@ REFERENCE: Final = Kernels(
     gated_norm=delta_reference.gated_norm,
     copy_out=reference.copy_out,
     copy_in=reference.copy_in,
+    checksums=reference.checksums,
     penalize=reference.penalize,
     restrict=reference.restrict,
     race=reference.race,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from alipes.instance.contract import (
     Tokens,
 )
 from alipes.instance.engine.native.engine import NativeEngine
+from alipes.instance.engine.protocol import Engine
 from alipes.instance.loop import EngineLoop
 from alipes.instance.scheduler.rounds import RoundScheduler
 
@@ -34,7 +36,15 @@ WITHOUT_KV = 27_760_000
 
 
 class Instance:
-    def __init__(self, folders: dict[str, Path], blocks: int, **changes: Any) -> None:
+    """Over the engine that ``build`` makes; ``blocks`` are those of the largest model's KV."""
+
+    def __init__(
+        self,
+        folders: dict[str, Path],
+        blocks: int,
+        build: Callable[[InstanceSettings], Engine] = NativeEngine,
+        **changes: Any,
+    ) -> None:
         models = tuple(ModelSettings(name, str(f), "float32") for name, f in folders.items())
         fields: dict[str, Any] = {"host_bytes": 1 << 24, "prefill_chunk": 512, "max_running": 16}
         settings = InstanceSettings(
@@ -48,7 +58,7 @@ class Instance:
             **(fields | changes),
         )
         self.settings = settings
-        self.engine = NativeEngine(settings)
+        self.engine = build(settings)
         self.drawn: dict[bytes, list[int]] = {}
         self.last: dict[bytes, Finished | Failed] = {}
         self.snapshot: Snapshot | None = None

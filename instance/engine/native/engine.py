@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
@@ -23,6 +23,9 @@ from alipes.instance.engine.native.model import (
     forward,
     rotary_angles,
 )
+from alipes.instance.engine.native.parallel.messages import Held
+from alipes.instance.engine.native.parallel.share import WHOLE
+from alipes.instance.engine.native.passes import Pass
 from alipes.instance.engine.native.sampler import sample
 from alipes.instance.engine.native.shape import (
     ModelShape,
@@ -56,6 +59,9 @@ from alipes.instance.memory.specs import describe, paged
 from alipes.kernels.shapes import Workspace
 from alipes.kernels.table import kernels_for
 
+if TYPE_CHECKING:
+    from alipes.instance.engine.native.parallel.group import Group
+
 _WARM_TOKENS: Final = 32
 
 
@@ -75,13 +81,22 @@ class _Resident:
 class NativeEngine:
     """Implements ``Engine``. Construction reads every model's weights into host memory; raises
     ``EngineError`` when one can never fit, a folder is broken or the device is not there.
-    ``switching`` is how models come to the device, the best way that there is here by default."""
+    ``switching`` is how models come to the device, the best way that there is here by default.
+    In a ``group`` it is one rank: it has its share of every model, and ends of copies are not
+    told but what ``held`` says of them."""
 
-    def __init__(self, settings: InstanceSettings, switching: Switching | None = None) -> None:
+    def __init__(
+        self,
+        settings: InstanceSettings,
+        switching: Switching | None = None,
+        group: Group | None = None,
+    ) -> None:
         torch.set_num_threads(max(1, settings.threads))
         self._settings = settings
         self._device = _usable(settings.device)
-        shapes = {m.name: read_shape(Path(m.folder), m.dtype) for m in settings.models}
+        self._reduce = group.sum if group is not None else None
+        share = group.share if group is not None else WHOLE
+        shapes = {m.name: read_shape(Path(m.folder), m.dtype, share) for m in settings.models}
         size = settings.block_tokens
         plan = plan_instance(settings, {n: s.footprint(size) for n, s in shapes.items()})
         if plan.refusals:
@@ -96,7 +111,7 @@ class NativeEngine:
             m.name: _load_model(Path(m.folder), shapes[m.name], planned, settings, plan.slab_bytes)
             for m, planned in zip(settings.models, plan.models, strict=True)
         }
-        self._host = HostPool(plan, self._device)
+        self._host = HostPool(plan, self._device, checked=group is not None)
         weights = {name: _weights(model, size) for name, model in self._models.items()}
         self._stager = Stager(self._arena, weights, self._device, switching)
         self._ticket: float = -math.inf
@@ -180,9 +195,17 @@ class NativeEngine:
         return kept
 
     def step(self, rows: Sequence[Row]) -> tuple[Sampled, ...]:
-        """Rows of few tokens that all draw multiply in the weights' own dtype; should float16
-        overflow there, the step is computed again with widened weights. Recurrent state is
-        written last of all."""
+        """Recurrent state is written last of all."""
+        with torch.inference_mode():
+            step, logits = self.compute(rows)
+            sampled = sample(rows, logits, step.kernels)
+            step.commit()
+            return sampled
+
+    def compute(self, rows: Sequence[Row]) -> tuple[Pass, torch.Tensor]:
+        """A step before anything is drawn, to be committed; and its logits (draws, vocab). Rows of
+        few tokens that all draw multiply in the weights' own dtype; should float16 overflow
+        there, all is computed again with widened weights."""
         entry, shell = self._current()
         bounds = Bounds(
             self._settings.block_tokens,
@@ -197,14 +220,13 @@ class NativeEngine:
             self._stager.use(_rows_written(rows, bounds.block_tokens))
             decoding = batch.draws == len(rows) == batch.rows
             kernels = kernels_for(self._device, batch.rows if decoding else None)
-            step = begin_pass(shell, batch, kernels, workspace)
+            step = begin_pass(shell, batch, kernels, workspace, self._reduce)
             logits = forward(shell, step)
             if not math.isfinite(float(logits.sum())):
-                step = begin_pass(shell, batch, kernels_for(self._device, None), workspace)
+                kernels = kernels_for(self._device, None)
+                step = begin_pass(shell, batch, kernels, workspace, self._reduce)
                 logits = forward(shell, step)
-            sampled = sample(rows, logits, step.kernels)
-            step.commit()
-            return sampled
+            return step, logits
 
     def copy_out(self, ticket: int, copies: Sequence[BlockCopy]) -> None:
         entry, _ = self._current()
@@ -218,6 +240,15 @@ class NativeEngine:
 
     def drain(self) -> tuple[CopyEnd, ...]:
         return self._host.drain()
+
+    @property
+    def copying(self) -> bool:
+        """Whether there are copies of whose end nothing was said yet."""
+        return self._host.busy
+
+    def held(self) -> tuple[Held, ...]:
+        """What this rank has to say of copies since this was last asked."""
+        return self._host.held()
 
     def copy_in(self, copies: Sequence[BlockCopy]) -> None:
         entry, _ = self._current()

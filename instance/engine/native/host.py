@@ -10,10 +10,12 @@ from typing import Protocol
 
 import torch
 
+from alipes.instance.engine.native.intact import CheckedCopy, Places
+from alipes.instance.engine.native.parallel.messages import Held
 from alipes.instance.engine.protocol import BlockCopy, CopyEnd, EngineError, HostSlabs
 from alipes.instance.memory.device import pinned_buffer, release_pinned
 from alipes.instance.memory.plan import MemoryPlan, ModelPlan
-from alipes.instance.memory.specs import StateSpec, paged
+from alipes.instance.memory.specs import PagedLatent, StateSpec, paged
 from alipes.kernels.table import kernels_for
 
 
@@ -21,10 +23,11 @@ from alipes.kernels.table import kernels_for
 class BlockRows:
     """A model's KV pool as rows of one slab each: part i of block b is row ``first[i] + b *
     stride[i]``; both (parts,) int64. Slot s is all rows from ``slot_first + s * slot_parts`` to
-    the next one's."""
+    the next one's. ``common`` (parts,) bool tells which parts are the same in all ranks."""
 
     first: torch.Tensor
     stride: torch.Tensor
+    common: torch.Tensor
     blocks: int
     slot_first: int
     slot_parts: int
@@ -50,15 +53,18 @@ def block_rows(
     of its layers in order. Slots follow, each in one piece."""
     first: list[int] = []
     stride: list[int] = []
+    common: list[bool] = []
     at = 0
     for state in paged(states):
         parts = block_tokens * state.token_bytes // slab_bytes
         first.extend(range(at, at + parts))
         stride.extend([parts] * parts)
+        common.extend([isinstance(state, PagedLatent)] * parts)
         at += parts * plan.kv_blocks
     return BlockRows(
         torch.tensor(first, dtype=torch.int64),
         torch.tensor(stride, dtype=torch.int64),
+        torch.tensor(common, dtype=torch.bool),
         plan.kv_blocks,
         slot_first=at,
         slot_parts=plan.slot_bytes // slab_bytes,
@@ -117,9 +123,10 @@ class _Stream:
 
 class HostPool:
     """Owns the slabs; who may use which is the scheduler's affair. ``pool`` is a model's KV on
-    the device, (rows, slab_bytes) uint8."""
+    the device, (rows, slab_bytes) uint8. Where ``checked``, as in one rank of several, ends of
+    copies are not told, but what ``held`` says of them."""
 
-    def __init__(self, plan: MemoryPlan, device: torch.device) -> None:
+    def __init__(self, plan: MemoryPlan, device: torch.device, checked: bool = False) -> None:
         self.slabs = HostSlabs(plan.slab_bytes, plan.host_slabs)
         self._device = device
         self._buffer = pinned_buffer(plan.host_slabs * plan.slab_bytes, device)
@@ -127,6 +134,7 @@ class HostPool:
         self._kernels = kernels_for(device, None)
         self._lane = _Thread() if device.type == "cpu" else _Stream(device)
         self._copies: deque[tuple[int, _Copy]] = deque()
+        self._checked: dict[int, CheckedCopy] | None = {} if checked else None
 
     @property
     def busy(self) -> bool:
@@ -138,12 +146,42 @@ class HostPool:
     ) -> None:
         places = self._places(rows, copies)
         work = self._kernels.copy_out
+        if self._checked is not None:
+            self._begin_checked(ticket, pool, rows, copies)
+            return
 
         def copy() -> None:
             with torch.inference_mode():
                 work(pool, places[0], self._memory, places[1])
 
         self._copies.append((ticket, self._lane.begin(copy)))
+
+    def _begin_checked(
+        self, ticket: int, pool: torch.Tensor, rows: BlockRows, copies: Sequence[BlockCopy]
+    ) -> None:
+        assert self._checked is not None
+        each = [Places(*self._places(rows, [c]), self._common(rows, c.device)) for c in copies]
+        copy = CheckedCopy(pool, self._memory, each, self._kernels)
+        self._checked[ticket] = copy
+        self._copies.append((ticket, self._lane.begin(copy.run)))
+
+    @staticmethod
+    def _common(rows: BlockRows, device: int) -> torch.Tensor:
+        if device < rows.blocks:
+            return rows.common
+        return torch.zeros(rows.slot_parts, dtype=torch.bool)
+
+    def held(self) -> tuple[Held, ...]:
+        """What is to be said of copies since this was last asked."""
+        said = []
+        for ticket, copy in list((self._checked or {}).items()):
+            ended = self._copies[0][0] == ticket and self._copies[0][1].done()
+            marks = copy.take()
+            if ended:
+                self._finish()
+            if marks or ended:
+                said.append(Held(ticket, marks, ended))
+        return tuple(said)
 
     def copied(self) -> tuple[CopyEnd, ...]:
         """The copies that have ended since this was last asked."""
@@ -172,6 +210,8 @@ class HostPool:
     def _finish(self) -> CopyEnd:
         ticket, copy = self._copies.popleft()
         copy.result()
+        if self._checked is not None:
+            del self._checked[ticket]
         return CopyEnd(ticket)
 
     def _places(

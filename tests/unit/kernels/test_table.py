@@ -215,6 +215,24 @@ def test_rows_go_to_the_host_and_come_back_elsewhere(
     assert torch.equal(pool, want)
 
 
+def test_checksums_tell_rows_apart(kernels: Kernels) -> None:
+    row = torch.randint(0, 255, (4096,), dtype=torch.uint8)
+    swapped = row.view(torch.int32).clone()
+    # Two that differ in the sign bit alone, as x and -x do.
+    swapped[7] = swapped[900] ^ -(2**31)
+    exchanged = swapped.clone()
+    exchanged[[7, 900]] = swapped[[900, 7]]
+    others = [row, swapped.view(torch.uint8), exchanged.view(torch.uint8)]
+    for bit in range(8):
+        others.append(row.clone())
+        others[-1][513 * bit] ^= 1 << bit
+    memory = torch.stack(others)
+    sums = kernels.checksums(memory, torch.arange(len(others)))
+    assert len(set(sums.tolist())) == len(others)
+    again = kernels.checksums(memory.clone(), torch.tensor([2, 0, 2]))
+    assert torch.equal(again, sums[[2, 0, 2]])
+
+
 @pytest.mark.parametrize("penalties", [(1.0, 0.0, 0.0), (1.3, 0.0, 0.0), (1.2, 0.5, -0.7)])
 def test_penalize(kernels: Kernels, penalties: tuple[float, float, float]) -> None:
     logits, history = torch.randn(50), torch.tensor([3, 3, 8, 40, 8, 8, 3])

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
+from alipes.instance.contract import InstanceSettings
 from alipes.instance.engine.native.config import ModelError
 from alipes.instance.engine.native.layout import Cut
 
@@ -32,3 +35,13 @@ class Share:
 
 
 WHOLE: Final = Share(0, 1)
+
+
+def settings_of_rank(settings: InstanceSettings) -> InstanceSettings:
+    """What an instance is told, as one of its ranks is: the host's memory and the threads are
+    divided, ``device_bytes`` are each rank's own."""
+    return msgspec.structs.replace(
+        settings,
+        host_bytes=settings.host_bytes // settings.ranks,
+        threads=max(1, settings.threads // settings.ranks),
+    )

@@ -1,0 +1,82 @@
+"""A rank other than the first: a process that does what the first one tells it.
+
+Started as ``python -P -m alipes.instance.engine.native.parallel.follower FD``, FD being a
+connected stream socket that it inherits.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+from typing import Final
+
+from alipes.instance.contract import thread_environment
+from alipes.instance.engine.native.parallel.channel import Channel, ChannelClosed
+from alipes.instance.engine.native.parallel.messages import (
+    Broken,
+    Close,
+    Here,
+    Ready,
+    Start,
+    ToRank,
+)
+from alipes.instance.engine.protocol import EngineError
+
+SEND_SECONDS: Final = 30.0
+IDLE_SECONDS: Final = 3600.0
+COPY_POLL_SECONDS: Final = 0.002
+
+log = logging.getLogger("alipes.instance.rank")
+
+
+def follow(channel: Channel) -> None:
+    """Until told to close, or until nobody is there to tell."""
+    try:
+        start = channel.receive(SEND_SECONDS)
+        if isinstance(start, Start):
+            _serve(channel, start)
+    except ChannelClosed:
+        log.info("the first rank is gone")
+    except Exception as error:
+        if not isinstance(error, EngineError):
+            log.exception("this rank has failed")
+        _tell_last(channel, Broken(str(error) or repr(error), isinstance(error, EngineError)))
+
+
+def _serve(channel: Channel, start: Start) -> None:
+    os.environ.update(thread_environment(start.settings.threads))
+    from alipes.instance.engine.native.parallel.rank import Rank
+
+    channel.send(Here())
+    rank = Rank(start)
+    channel.send(Ready(rank.engine.reports, rank.engine.host))
+    while True:
+        copying = rank.engine.copying
+        message = channel.receive(COPY_POLL_SECONDS if copying else IDLE_SECONDS)
+        if isinstance(message, Close):
+            break
+        answer = rank.do(message) if message is not None else None
+        for said in (*rank.engine.held(), answer):
+            if said is not None:
+                channel.send(said)
+    rank.engine.close()
+
+
+def _tell_last(channel: Channel, broken: Broken) -> None:
+    try:
+        channel.send(broken)
+    except ChannelClosed:
+        log.info("the first rank is gone")
+
+
+def main() -> None:
+    logging.basicConfig(
+        level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(message)s"
+    )
+    follow(Channel(socket.socket(fileno=int(sys.argv[1])), ToRank, SEND_SECONDS))
+
+
+if __name__ == "__main__":
+    main()

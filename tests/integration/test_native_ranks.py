@@ -1,0 +1,163 @@
+"""Models divided among two processes: the tokens are those of one, whatever goes wrong between
+them, or there are none."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from alipes.instance.contract import (
+    Finished,
+    InstanceSettings,
+    ModelSettings,
+    Pool,
+    Sampling,
+    Targets,
+    TokenIds,
+)
+from alipes.instance.engine.native.engine import NativeEngine
+from alipes.instance.engine.native.parallel.engine import ParallelEngine, Patience
+from alipes.instance.engine.native.parallel.links import RankLost
+from alipes.instance.engine.protocol import (
+    BlockCopy,
+    CopyEnd,
+    Draw,
+    Engine,
+    EngineError,
+    Recurrence,
+    Row,
+)
+
+from .native_instance import Instance, calls_of, mixed
+
+FAMILIES = ("llama", "qwen3-moe", "deepseek-v3", "qwen3-next")
+PROMPT = np.random.default_rng(0).integers(0, 2000, 150).astype(np.int32)
+GREEDY = Sampling(temperature=0)
+
+
+def settings(folders: dict[str, Path], ranks: int) -> InstanceSettings:
+    return InstanceSettings(
+        name="i0",
+        pool=Pool.COLD,
+        models=tuple(ModelSettings(name, str(folders[name]), "float32") for name in FAMILIES),
+        targets=Targets(),
+        endpoint="",
+        device_bytes=96 << 20,
+        host_bytes=ranks << 20,
+        ranks=ranks,
+    )
+
+
+@pytest.fixture(scope="module")
+def engines(tiny_folders: dict[str, Path]) -> Iterator[tuple[ParallelEngine, NativeEngine]]:
+    both = ParallelEngine(settings(tiny_folders, 2)), NativeEngine(settings(tiny_folders, 1))
+    yield both
+    for engine in both:
+        engine.close()
+
+
+def generate(engine: Engine, model: int, count: int, done: int = 0) -> TokenIds:
+    """``count`` tokens after ``PROMPT``, of which ``done`` are computed already."""
+    recurrent = engine.reports[model].slots > 0
+    ids = PROMPT
+    while len(ids) < len(PROMPT) + count:
+        state = Recurrence(0 if done else None, 0) if recurrent else None
+        row = Row(b"a", ids[done:], done, range(8), Draw(GREEDY, ids, len(ids)), state)
+        done = len(ids)
+        ids = np.append(ids, np.int32(engine.step([row])[0].token))
+    return ids
+
+
+@pytest.mark.parametrize("model", range(len(FAMILIES)), ids=FAMILIES)
+def test_two_ranks_draw_what_one_does(
+    engines: tuple[ParallelEngine, NativeEngine], model: int
+) -> None:
+    drawn = []
+    for engine in engines:
+        engine.activate(FAMILIES[model])
+        drawn.append(generate(engine, model, 24).tolist())
+    assert drawn[0] == drawn[1]
+
+
+def test_each_rank_has_its_part(engines: tuple[ParallelEngine, NativeEngine]) -> None:
+    divided, whole = (engine.reports for engine in engines)
+    for part, all_ in zip(divided, whole, strict=True):
+        assert part.weight_bytes < all_.weight_bytes
+        assert part.kv_format != all_.kv_format
+        # Latent state is not divided.
+        shared = "latent" in all_.kv_format
+        assert part.block_bytes == all_.block_bytes // (1 if shared else 2)
+
+
+def test_refused_rows_leave_the_ranks_together(
+    engines: tuple[ParallelEngine, NativeEngine],
+) -> None:
+    engine, _ = engines
+    engine.activate("llama")
+    want = generate(engine, 0, 5).tolist()
+    with pytest.raises(EngineError, match="outside the pool"):
+        engine.step([Row(b"a", PROMPT, 0, [10**6] * 8, None)])
+    with pytest.raises(EngineError, match="model x is not one of"):
+        engine.activate("x")
+    assert generate(engine, 0, 5).tolist() == want
+
+
+def test_state_comes_back_from_the_hosts_of_both(
+    engines: tuple[ParallelEngine, NativeEngine],
+) -> None:
+    engine, _ = engines
+    engine.activate("llama")
+    want = generate(engine, 0, 8).tolist()
+    each = engine.reports[0].block_bytes // engine.host.slab_bytes
+    copies = [BlockCopy(i, tuple(range(i * each, (i + 1) * each))) for i in range(2)]
+    engine.copy_out(1, copies)
+    with pytest.raises(EngineError, match="drain them before qwen3-moe becomes active"):
+        engine.activate("qwen3-moe")
+    assert engine.drain() == (CopyEnd(1, 2),)
+    engine.activate("qwen3-moe")
+    generate(engine, 1, 3)
+    engine.activate("llama")
+    engine.copy_in(copies)
+    assert generate(engine, 0, 8, done=128).tolist() == want
+
+
+def test_a_rank_that_dies_ends_the_engine(engines: tuple[ParallelEngine, NativeEngine]) -> None:
+    """The last test of this engine."""
+    engine, _ = engines
+    engine.activate("llama")
+    engine._links[0]._process.kill()
+    with pytest.raises(RankLost, match=r"rank 1 is lost .*exit code -9.* start the instance again"):
+        generate(engine, 0, 3)
+    with pytest.raises(RankLost, match="rank 1 is lost"):
+        engine.copied()
+
+
+def test_faults_of_a_rank_cost_reuse_and_nothing_else(tiny_folders: dict[str, Path]) -> None:
+    rng = random.Random(5)
+    families = ["llama", "deepseek-v3"]
+    folders = {name: tiny_folders[name] for name in families}
+    calls = calls_of(rng, families, 14)
+    command = [sys.executable, "-P", str(Path(__file__).with_name("faulty_rank.py"))]
+
+    def faulty(settings: InstanceSettings) -> Engine:
+        return ParallelEngine(settings, command, Patience(copy=0.1))
+
+    busy = Instance(folders, blocks=12, build=faulty, ranks=2)
+    counters = mixed(busy, rng, calls)
+    assert counters.torn_blocks > 0
+    assert counters.resumed > 0
+    assert counters.switches > 2
+    alone = Instance(folders, blocks=200)
+    ended = [call for call in calls if call.call_id in busy.last]
+    assert len(ended) > len(calls) // 2
+    for call in ended:
+        alone.post(call)
+        alone.until_ended(call.call_id)
+        assert isinstance(busy.last[call.call_id], Finished)
+        assert busy.drawn.get(call.call_id) == alone.drawn.get(call.call_id)
+    alone.close()
