@@ -19,7 +19,7 @@ from alipes.instance.memory.specs import StateSpec, block_bytes, paged, slot_byt
 
 PAGE: Final = 4096
 SNAPSHOT_SHARE: Final = 0.1
-"""The snapshot budget: this part of what weights leave may hold recurrent state of the past."""
+"""The snapshot budget: of the room that no running call needs, what may hold state of the past."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,6 @@ def plan_instance(settings: InstanceSettings, models: Mapping[str, Footprint]) -
     runtime = max((_pages(model.runtime_bytes) for model in models.values()), default=0)
     tokens = settings.block_tokens
     rows = [tokens * s.token_bytes for model in models.values() for s in paged(model.states)]
-    rows += [slot_bytes(model.states) for model in models.values()]
     plan = MemoryPlan(settings.device_bytes, runtime, settings.host_bytes, math.gcd(*rows), ())
     planned = tuple(_plan_model(name, model, settings, plan) for name, model in models.items())
     return replace(plan, models=planned)
@@ -99,13 +98,15 @@ def _plan_model(
     name: str, model: Footprint, settings: InstanceSettings, plan: MemoryPlan
 ) -> ModelPlan:
     weights, block = model.weight_bytes, block_bytes(model.states, settings.block_tokens)
-    slot, room = slot_bytes(model.states), max(0, plan.runtime_offset - _pages(weights))
-    slots = _slots(slot, room, settings)
-    blocks = max(0, room - slots * slot) // block
-    context = min(model.context, blocks * settings.block_tokens)
+    # In whole slabs: a slot's own size has few divisors, and all models share the slabs.
+    slot = -(-slot_bytes(model.states) // plan.slab_bytes) * plan.slab_bytes
     # A call needs room for one prefill chunk and the token after it; less serves nobody.
     least = min(model.context, settings.prefill_chunk + 1)
-    needed = -(-least // settings.block_tokens) * block + slots * slot
+    needed = -(-least // settings.block_tokens) * block + _running_slots(slot, settings) * slot
+    room = max(0, plan.runtime_offset - _pages(weights))
+    slots = _running_slots(slot, settings) + _snapshots(slot, room - needed)
+    blocks = max(0, room - slots * slot) // block
+    context = min(model.context, blocks * settings.block_tokens)
     refusal = ""
     if context < least:
         total = _pages(weights) + needed + plan.runtime_bytes + PAGE
@@ -117,12 +118,14 @@ def _plan_model(
     return ModelPlan(name, weights, block, blocks, context, refusal, slot, slots)
 
 
-def _slots(slot: int, room: int, settings: InstanceSettings) -> int:
-    """Two for every running call, of which one moves on with it and one keeps its last block
-    boundary, and at most ``SNAPSHOT_SHARE`` of the room for what has no running call."""
-    if not slot:
-        return 0
-    return 2 * settings.max_running + int(room * SNAPSHOT_SHARE) // slot
+def _running_slots(slot: int, settings: InstanceSettings) -> int:
+    """Two for every running call: one moves on with it, one takes its next block boundary."""
+    return 2 * settings.max_running if slot else 0
+
+
+def _snapshots(slot: int, spare: int) -> int:
+    """Slots for states without a running call."""
+    return int(max(0, spare) * SNAPSHOT_SHARE) // slot if slot else 0
 
 
 def _pages(nbytes: int) -> int:

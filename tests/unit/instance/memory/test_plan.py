@@ -8,10 +8,18 @@ from hypothesis import strategies as st
 from alipes.instance.contract import InstanceSettings, ModelSettings, Pool, Targets
 from alipes.instance.memory.plan import (
     PAGE,
+    SNAPSHOT_SHARE,
     Footprint,
     plan_instance,
 )
-from alipes.instance.memory.specs import PagedKV, block_bytes, describe
+from alipes.instance.memory.specs import (
+    PagedKV,
+    PagedLatent,
+    Recurrent,
+    block_bytes,
+    describe,
+    slot_bytes,
+)
 
 
 def footprint(layers: int = 2, hidden: int = 64, context: int = 4096) -> Footprint:
@@ -79,9 +87,11 @@ def test_what_can_never_fit_is_refused_with_the_numbers() -> None:
     assert "device_bytes is 1,048,576" in refusal
 
 
-@given(st.integers(0, 1 << 24), st.integers(1, 2000), st.integers(100, 5000))
-def test_the_total_it_asks_for_is_enough(device: int, chunk: int, context: int) -> None:
-    models = {"a": footprint(context=context)}
+@given(st.integers(0, 1 << 24), st.integers(1, 2000), st.integers(100, 5000), st.integers(0, 5000))
+def test_the_total_it_asks_for_is_enough(device: int, chunk: int, context: int, state: int) -> None:
+    recurrent = (Recurrent(((state,),)),) if state else ()
+    shape = footprint(context=context)
+    models = {"a": replace(shape, states=shape.states + recurrent)}
     [model] = plan_instance(settings(device, "a", chunk=chunk), models).models
     if model.refusal:
         needed = int(model.refusal.split(" needs ")[1].split(" bytes")[0].replace(",", ""))
@@ -95,3 +105,24 @@ def test_specs_of_different_layers_are_told_apart() -> None:
     states = (PagedKV(2, 16), PagedKV(2, 16), PagedKV(4, 16, "float16"))
     assert describe(states) == "2*kv2x16:float32+1*kv4x16:float16"
     assert block_bytes(states, 10) == 10 * (2 * 256 + 256)
+
+
+def test_slots_of_recurrent_state_are_whole_slabs_within_their_share() -> None:
+    shape = footprint()
+    models = {"a": replace(shape, states=(*shape.states, Recurrent(((7, 9), (11,)))))}
+    plan = plan_instance(settings(4 << 20, "a"), models)
+    [model] = plan.models
+    assert plan.slab_bytes == 64 * PagedKV(2, 16).token_bytes
+    assert model.slot_bytes == plan.slab_bytes >= (7 * 9 + 11) * 4
+    room = plan.runtime_offset - -(-shape.weight_bytes // PAGE) * PAGE
+    running = 2 * settings(0, "a").max_running
+    assert running < model.slots <= running + room * SNAPSHOT_SHARE / model.slot_bytes
+    assert model.kv_bytes == model.kv_blocks * model.block_bytes + model.slots * model.slot_bytes
+    assert model.kv_bytes <= room
+
+
+def test_states_of_all_kinds_are_told_apart() -> None:
+    states = (PagedLatent(20), PagedLatent(20), Recurrent(((2, 3), (4,)), "float16"), PagedKV(1, 8))
+    assert describe(states) == "2*latent20:float32+1*recurrent2x3+4:float16+1*kv1x8:float32"
+    assert block_bytes(states, 10) == 10 * (2 * 80 + 64)
+    assert slot_bytes(states) == 2 * (6 + 4)
