@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from alipes.kernels import cpu, delta, delta_reference, portable, reference
+from alipes.kernels import cpu, cpu_attention, delta, delta_reference, portable, reference
 from alipes.kernels.routing import Routing
 from alipes.kernels.shapes import Segment, Workspace
 
@@ -105,8 +105,8 @@ PORTABLE: Final = replace(
 CPU: Final = replace(
     PORTABLE,
     linear=cpu.linear,
-    attend=cpu.attend,
-    attend_latent=cpu.attend_latent,
+    attend=cpu_attention.attend,
+    attend_latent=cpu_attention.attend_latent,
     per_head=cpu.per_head,
     experts=cpu.experts,
     copy_out=cpu.copy_out,
