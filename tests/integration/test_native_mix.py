@@ -22,6 +22,8 @@ from .native_instance import BLOCK_BYTES, Instance, calls_of, mixed
         (3, ["qwen3", "qwen3-moe"], {"host_bytes": 1, "prefill_chunk": 64}),
         (4, ["llama", "qwen3"], {"host_bytes": 6 * BLOCK_BYTES, "max_running": 3}),
         (5, ["llama", "qwen3"], {"host_kv": False}),
+        (6, ["qwen3", "deepseek-v3", "qwen3-next"], {"max_running": 3}),
+        (7, ["deepseek-v2", "qwen3.5"], {"host_bytes": 8 * BLOCK_BYTES, "max_running": 3}),
     ],
 )
 def test_a_mix_changes_no_token(
@@ -30,7 +32,7 @@ def test_a_mix_changes_no_token(
     rng = random.Random(seed)
     folders = {name: tiny_folders[name] for name in families}
     calls = calls_of(rng, families, 36)
-    busy = Instance(folders, blocks=12, **changes)
+    busy = Instance(folders, blocks=12 if seed < 6 else 36, **changes)
     counters = mixed(busy, rng, calls)
     assert counters.cached_tokens > 0
     if len(families) > 1:
