@@ -72,7 +72,8 @@ def write_report(
     console = Console(width=None if sys.stdout.isatty() else 110)
     for title, columns in (parts or {name: _columns(rows)}).items():
         shown = [{key: row[key] for key in columns if key in row} for row in rows]
-        if any(shown):
+        shown = [row for row in shown if row]
+        if shown:
             console.print(_table(title, shown))
     if claims:
         console.print(_table("claims", [_claim_row(claim) for claim in claims]))

@@ -94,6 +94,8 @@ class Stager:
         granule = arena.memory.granule
         self._chunk = frame_bytes(models, granule) if granule else chunk_bytes(models)
         self._areas = {name: self._area(weights) for name, weights in models.items()}
+        if granule:
+            self._touch()
         # Guards the ledger and what is being written.
         self._lock = threading.Condition()
         self._ledger: StagingLedger | None = None
@@ -199,6 +201,15 @@ class Stager:
             self._lock.notify_all()
 
     # --- a switch --------------------------------------------------------------------------------
+
+    def _touch(self) -> None:
+        """Where weights are to be kept, pages are there from the start: else those of the first
+        switches would be, when they come to where weights are loaded from the host."""
+        for name, area in self._areas.items():
+            others = [w.plan.weight_bytes for other, w in self._models.items() if other != name]
+            count = sum(Chunks(nbytes, self._chunk).count for nbytes in others)
+            for place in area.places[:count]:
+                self._arena.memory.data[place.offset : place.offset + self._chunk] = 0
 
     def _hold(self) -> None:
         """Begin no write until told otherwise, and wait for the one under way."""
