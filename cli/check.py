@@ -20,12 +20,13 @@ from alipes.cli.cluster import (
     served_models,
 )
 from alipes.cli.output import FAILURE, complain, print_json, print_table, remark, reported
-from alipes.gateway.config import Cluster, instance_settings, json_schema, unserved
+from alipes.gateway.config import Cluster, InstanceEntry, instance_settings, json_schema, unserved
 from alipes.gateway.fleet.cores import divide_cores
 from alipes.instance.checkpoints.folder import SourceError
 from alipes.instance.checkpoints.sources import check_source, is_prepared
 from alipes.instance.contract import BLOCK_TOKENS, Pool
 from alipes.instance.engine.native.config import ModelError
+from alipes.instance.engine.native.parallel.share import Share, settings_of_rank
 from alipes.instance.engine.native.shape import read_shape
 from alipes.instance.memory.plan import Footprint, MemoryPlan, plan_instance
 from alipes.planner.cold_set import DecodeStep, decode_step, infeasible
@@ -45,8 +46,11 @@ class ModelBytes(msgspec.Struct, frozen=True):
 
 
 class InstanceBytes(msgspec.Struct, frozen=True):
+    """Of each of its ``ranks`` processes."""
+
     name: str
     pool: Pool
+    ranks: int
     device_bytes: int
     runtime_bytes: int
     host_weight_bytes: int
@@ -103,14 +107,18 @@ def examine(cluster: Cluster, file: str) -> Report:
     for name, entry in cluster.instances.items():
         if entry.engine != "native" or any(model not in footprints for model in entry.models):
             continue
-        own = {model: footprints[model] for model in entry.models}
+        try:
+            own = _footprints_of(cluster, name, footprints)
+        except ModelError as error:
+            refusals.append(f"instances.{name}.ranks: {error}")
+            continue
         plan = _plan(cluster, name, own)
         refusals += [f"instances.{name}: {text}" for text in plan.refusals]
         own_steps = {model: steps[model] for model in entry.models}
         too_slow = infeasible(name, own_steps, cluster.targets.tpot)
         if too_slow:
             (refusals if entry.pool is Pool.COLD else warnings).append(too_slow)
-        planned.append(_bytes(name, entry.pool, plan, own_steps))
+        planned.append(_bytes(name, entry, plan, own_steps))
     local = {name: entry.threads for name, entry in cluster.instances.items() if entry.local}
     warnings += _machine(planned, local)
     return Report(file, tuple(planned), tuple(refusals), tuple(warnings))
@@ -138,10 +146,27 @@ def _read_footprints(cluster: Cluster) -> tuple[list[str], dict[str, Footprint],
     return refusals, footprints, notes
 
 
+def _footprints_of(
+    cluster: Cluster, name: str, whole: Mapping[str, Footprint]
+) -> dict[str, Footprint]:
+    """Of the models of one instance, for each of its ranks. Raises ``ModelError``."""
+    entry = cluster.instances[name]
+    if entry.ranks == 1:
+        return {model: whole[model] for model in entry.models}
+    folders, share = model_folders(cluster, entry.models), Share(0, entry.ranks)
+    return {
+        model: read_shape(folders[model], cluster.models[model].dtype, share).footprint(
+            BLOCK_TOKENS
+        )
+        for model in entry.models
+    }
+
+
 def _plan(cluster: Cluster, name: str, footprints: Mapping[str, Footprint]) -> MemoryPlan:
     # The plan depends on sizes alone, so any folder and endpoint will do.
     folders = dict.fromkeys(footprints, Path())
-    return plan_instance(instance_settings(cluster, name, folders, ""), footprints)
+    settings = settings_of_rank(instance_settings(cluster, name, folders, ""))
+    return plan_instance(settings, footprints)
 
 
 def _decode_steps(cluster: Cluster, footprints: Mapping[str, Footprint]) -> dict[str, DecodeStep]:
@@ -158,7 +183,7 @@ def _decode_steps(cluster: Cluster, footprints: Mapping[str, Footprint]) -> dict
 
 
 def _bytes(
-    name: str, pool: Pool, plan: MemoryPlan, steps: Mapping[str, DecodeStep]
+    name: str, entry: InstanceEntry, plan: MemoryPlan, steps: Mapping[str, DecodeStep]
 ) -> InstanceBytes:
     models = tuple(
         ModelBytes(
@@ -175,7 +200,8 @@ def _bytes(
     )
     return InstanceBytes(
         name,
-        pool,
+        entry.pool,
+        entry.ranks,
         plan.device_bytes,
         plan.runtime_bytes,
         plan.host_weight_bytes,
@@ -197,7 +223,7 @@ def _machine(planned: list[InstanceBytes], local: Mapping[str, int]) -> list[str
         if threads > cores
     ]
     total = sum(
-        plan.device_bytes + plan.host_weight_bytes + plan.host_bytes
+        plan.ranks * (plan.device_bytes + plan.host_weight_bytes + plan.host_bytes)
         for plan in planned
         if plan.name in local
     )
@@ -228,4 +254,5 @@ def _show(plan: InstanceBytes) -> None:
     rows.append(("host: weights", f"{plan.host_weight_bytes:,}", "", "", "", ""))
     rows.append(("host: KV", f"{plan.host_bytes:,}", "", "", "", ""))
     columns = ("model", "bytes", "KV bytes", "context", "step ms", "fits")
-    print_table(f"{plan.name} ({plan.pool.value})", columns, rows, ("model", "fits"))
+    each = f", each of {plan.ranks} ranks" if plan.ranks > 1 else ""
+    print_table(f"{plan.name} ({plan.pool.value}{each})", columns, rows, ("model", "fits"))

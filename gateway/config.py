@@ -159,7 +159,8 @@ class InstanceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """One engine process. ``threads`` 0 means its share of the cores; ``local`` false means that
     it is started elsewhere with ``alipes instance`` and connects here. A cold instance
     lengthens its rounds, as far as the targets allow, until switches take no more than
-    ``switch_share`` of them. ``fake`` is what the work of the engine of that name takes."""
+    ``switch_share`` of them. Models are divided among ``ranks`` processes, each of which has
+    ``device_bytes`` for its own. ``fake`` is what the work of the engine of that name takes."""
 
     pool: Pool
     models: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -171,6 +172,7 @@ class InstanceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_running: Count = 16
     max_waiting: Count = 256
     threads: Annotated[int, msgspec.Meta(ge=0)] = 0
+    ranks: Count = 1
     switch_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1
     local: bool = True
     fake: FakeCosts = FakeCosts()
@@ -251,6 +253,7 @@ def instance_settings(
         threads=max(1, entry.threads),
         allow_forced_tokens=cluster.gateway.allow_forced_tokens,
         switch_share=entry.switch_share,
+        ranks=entry.ranks,
         session_prefill=cluster.ablations.session_prefill,
         host_kv=cluster.ablations.host_kv,
         fake=entry.fake,
@@ -362,6 +365,11 @@ def _check_instances(cluster: Cluster) -> None:
         if not re.fullmatch(r"cpu|cuda(:\d+)?", entry.device):
             raise FieldError(
                 f"instances.{name}.device", f"{entry.device!r} is not cpu, cuda or cuda:N"
+            )
+        if entry.ranks > 1 and (entry.engine, entry.device) != ("native", "cpu"):
+            raise FieldError(
+                f"instances.{name}.ranks",
+                "models are divided by `engine: native` on `device: cpu` alone; leave ranks at 1",
             )
         if not entry.local and not cluster.gateway.endpoint:
             raise FieldError(

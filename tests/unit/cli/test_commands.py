@@ -144,6 +144,27 @@ def test_check_refuses_what_cannot_fit_with_the_numbers(cluster_file: Path) -> N
     assert "device_bytes is 1,000,000" in line
 
 
+def test_check_plans_for_each_rank(cluster_file: Path) -> None:
+    whole = json.loads(run("check", "-c", cluster_file, "--json").stdout)["instances"][1]
+    edit(cluster_file, "threads: 1", "threads: 1, ranks: 2")
+    result = run("check", "-c", cluster_file, "--json")
+    assert result.exit_code == 0
+    divided = json.loads(result.stdout)["instances"][1]
+    assert (whole["ranks"], divided["ranks"]) == (1, 2)
+    assert divided["device_bytes"] == whole["device_bytes"]
+    assert divided["host_bytes"] == whole["host_bytes"] // 2
+    for part, all_ in zip(divided["models"], whole["models"], strict=True):
+        assert part["weight_bytes"] < all_["weight_bytes"]
+        assert part["kv_blocks"] > 2 * all_["kv_blocks"]
+    assert "cold-0 (cold, each of 2 ranks)" in run("check", "-c", cluster_file).stdout
+
+
+def test_check_refuses_ranks_among_which_heads_do_not_divide(cluster_file: Path) -> None:
+    edit(cluster_file, "threads: 1", "threads: 1, ranks: 4")
+    line = complaint(run("check", "-c", cluster_file), 1)
+    assert "instances.cold-0.ranks: num_key_value_heads: 2 do not divide among 4 ranks" in line
+
+
 def test_check_warns_of_unserved_models_and_too_little_memory(cluster_file: Path) -> None:
     edit(cluster_file, "[dense, sparse], device_bytes: 64MiB", "[dense], device_bytes: 900TiB")
     result = run("check", "-c", cluster_file)

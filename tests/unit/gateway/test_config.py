@@ -139,6 +139,12 @@ FAULTS = [
         "instances.hot-0.device_bytes: '2GiX' is not a size; write bytes, or like 512MiB or 2GiB",
     ),
     ("2GiB", "-3", "instances.hot-0.device_bytes: expected int >= 1, got -3"),
+    (
+        "2GiB",
+        "2GiB, device: cuda, ranks: 2",
+        "instances.hot-0.ranks: models are divided by `engine: native` on `device: cpu` alone; "
+        "leave ranks at 1",
+    ),
     ("2GiB", "2GiB, device: gpu", "instances.hot-0.device: 'gpu' is not cpu, cuda or cuda:N"),
     (
         "engine: fake",

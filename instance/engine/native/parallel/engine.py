@@ -70,6 +70,8 @@ class ParallelEngine:
         patience: Patience = Patience(),
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        if settings.device != "cpu":
+            raise EngineError(f"device {settings.device}: models are divided on the CPU alone")
         self._clock: Final = clock
         self._ranks: Final = settings.ranks
         self._agreement: Final = Agreement(settings.ranks, round(patience.copy * _SECOND))

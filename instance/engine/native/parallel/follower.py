@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
 import sys
 from typing import Final
@@ -31,8 +32,8 @@ COPY_POLL_SECONDS: Final = 0.002
 log = logging.getLogger("alipes.instance.rank")
 
 
-def follow(channel: Channel) -> None:
-    """Until told to close, or until nobody is there to tell."""
+def follow(channel: Channel) -> int:
+    """Until told to close, or until nobody is there to tell; the exit code."""
     try:
         start = channel.receive(SEND_SECONDS)
         if isinstance(start, Start):
@@ -43,6 +44,8 @@ def follow(channel: Channel) -> None:
         if not isinstance(error, EngineError):
             log.exception("this rank has failed")
         _tell_last(channel, Broken(str(error) or repr(error), isinstance(error, EngineError)))
+        return 1
+    return 0
 
 
 def _serve(channel: Channel, start: Start) -> None:
@@ -72,10 +75,15 @@ def _tell_last(channel: Channel, broken: Broken) -> None:
 
 
 def main() -> None:
+    # A terminal's interrupt is for the first rank, which ends the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(message)s"
     )
-    follow(Channel(socket.socket(fileno=int(sys.argv[1])), ToRank, SEND_SECONDS))
+    code = follow(Channel(socket.socket(fileno=int(sys.argv[1])), ToRank, SEND_SECONDS))
+    logging.shutdown()
+    # The first rank waits, and there is nothing left for an orderly end to do.
+    os._exit(code)
 
 
 if __name__ == "__main__":
