@@ -36,9 +36,14 @@ def delta_chunk(
     beta: torch.Tensor,
     state: torch.Tensor,
 ) -> torch.Tensor:
+    return scan(state, *chunk_parts(q, k, v, g, beta))[: len(v)] if len(v) else torch.empty_like(v)
+
+
+def chunk_parts(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """All that does not depend on the state, for ``scan``."""
     tokens, heads, size = v.shape
-    if not tokens:
-        return torch.empty_like(v)
     chunk = min(CHUNK, max(_BLOCK, 1 << (tokens - 1).bit_length()))
     groups = (k.shape[1], heads // k.shape[1])
     query, key = _cut(q.unsqueeze(2), chunk), _cut(k.unsqueeze(2), chunk)
@@ -54,10 +59,10 @@ def delta_chunk(
     solved = unit_inverse(system) @ wanted
     within = (query @ key.mT) * since
     parts = (solved, within, query * begin, key * end, begin[..., -1:, :])
-    return _scan(state, *(part.flatten(1, 2) for part in parts))[:tokens]
+    return tuple(part.flatten(1, 2) for part in parts)
 
 
-def _scan(
+def scan(
     state: torch.Tensor,
     solved: torch.Tensor,
     within: torch.Tensor,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from alipes.kernels.portable import beside
 from alipes.kernels.shapes import Segment
 
 
@@ -65,7 +66,8 @@ def lay_out(segments: Sequence[Segment], rows: int, device: torch.device) -> Pag
             lengths.append(length)
             base += length
     sizes = [len(firsts), len(lengths), *map(len, tables)]
-    moved = _upload([*firsts, *lengths, *tables[0], *tables[1]], device)
+    values = torch.tensor([*firsts, *lengths, *tables[0], *tables[1]], dtype=torch.int64)
+    moved = beside(values, device)
     shift, repeats, single, several = torch.split(moved, sizes)
     slots = torch.repeat_interleave(shift, repeats, output_size=base)
     slots += torch.arange(base, device=device)
@@ -74,10 +76,3 @@ def lay_out(segments: Sequence[Segment], rows: int, device: torch.device) -> Pag
         Tiles(single.view(-1, 4), 1, longest[0]),
         Tiles(several.view(-1, 4), rows, longest[1]),
     )
-
-
-def _upload(values: list[int], device: torch.device) -> torch.Tensor:
-    tensor = torch.tensor(values, dtype=torch.int64)
-    if device.type == "cpu":
-        return tensor
-    return tensor.pin_memory().to(device, non_blocking=True)

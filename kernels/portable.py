@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 
 from alipes.kernels import reference
 from alipes.kernels.routing import Routing
-from alipes.kernels.shapes import Workspace, runs
+from alipes.kernels.shapes import Move, Workspace, runs
 
 # Bytes at which a copy over the bus is as fast as it gets, by far.
 _STAGED: Final = 32 << 20
@@ -58,7 +59,7 @@ def copy_out(
 ) -> None:
     """Gathers on the device, so that neighbouring slabs cross the bus together."""
     for part, of in zip(_parts(rows, pool), _parts(slabs, pool), strict=True):
-        gathered = pool.index_select(0, _beside(part, pool))
+        gathered = pool.index_select(0, beside(part, pool.device))
         for first, start, length in runs(of):
             host[start : start + length].copy_(gathered[first : first + length], non_blocking=True)
 
@@ -70,7 +71,7 @@ def copy_in(
         gathered = pool.new_empty(len(part), pool.shape[1])
         for first, start, length in runs(of):
             gathered[first : first + length].copy_(host[start : start + length], non_blocking=True)
-        pool.index_copy_(0, _beside(part, pool), gathered)
+        pool.index_copy_(0, beside(part, pool.device), gathered)
 
 
 def _parts(indices: torch.Tensor, pool: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -78,11 +79,19 @@ def _parts(indices: torch.Tensor, pool: torch.Tensor) -> tuple[torch.Tensor, ...
     return torch.split(indices, max(1, _STAGED // pool.shape[1]))
 
 
-def _beside(indices: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
+def beside(indices: torch.Tensor, device: torch.device) -> torch.Tensor:
     """On the pool's device; plain memory would have to wait for all that the device has to do."""
-    if pool.device == indices.device:
+    if device == indices.device:
         return indices
-    return indices.pin_memory().to(pool.device, non_blocking=True)
+    return indices.pin_memory().to(device, non_blocking=True)
+
+
+def move(memory: torch.Tensor, moves: Sequence[Move]) -> None:
+    """One copy each; only those that overlap themselves are kept aside."""
+    for source, target, count in moves:
+        kept = memory[source : source + count]
+        kept = kept.clone() if abs(source - target) < count else kept
+        memory[target : target + count].copy_(kept)
 
 
 def penalize(

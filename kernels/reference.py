@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from alipes.kernels.routing import Routing
-from alipes.kernels.shapes import Segment, Workspace
+from alipes.kernels.shapes import Move, Segment, Workspace
 
 _PRIME: Final = 2**31 - 1
 
@@ -168,6 +168,13 @@ def checksums(memory: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
     weights = (at**2 % _PRIME) ** 2 % _PRIME * at % _PRIME
     picked = memory.index_select(0, rows.to(memory.device)).view(torch.int32)
     return (picked.to(torch.int64) * weights).sum(1).cpu()
+
+
+def move(memory: torch.Tensor, moves: Sequence[Move]) -> None:
+    """Within ``memory`` (bytes,) uint8, one after another: each finds what those before it left,
+    and may overlap itself."""
+    for source, target, count in moves:
+        memory[target : target + count] = memory[source : source + count].clone()
 
 
 def penalize(

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+Move = tuple[int, int, int]
+"""Of bytes within one memory: from where, to where, how many."""
+
 
 @dataclass(frozen=True, slots=True)
 class Segment:

@@ -7,14 +7,16 @@ other column must agree with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from functools import cache
+from importlib.util import find_spec
 from typing import Final
 
 import torch
 
 from alipes.kernels import cpu, cpu_attention, delta, delta_reference, portable, reference
 from alipes.kernels.routing import Routing
-from alipes.kernels.shapes import Segment, Workspace
+from alipes.kernels.shapes import Move, Segment, Workspace
 
 Tensor = torch.Tensor
 Linear = Callable[[Tensor, Tensor, Workspace], Tensor]
@@ -50,6 +52,7 @@ class Kernels:
     copy_out: CopyRows
     copy_in: CopyRows
     checksums: Callable[[Tensor, Tensor], Tensor]
+    move: Callable[[Tensor, Sequence[Move]], None]
     penalize: Callable[[Tensor, Tensor, int, float, float, float], None]
     restrict: Callable[[Tensor, int, float, float], Tensor]
     race: Callable[[Tensor, Tensor], int]
@@ -76,6 +79,7 @@ REFERENCE: Final = Kernels(
     copy_out=reference.copy_out,
     copy_in=reference.copy_in,
     checksums=reference.checksums,
+    move=reference.move,
     penalize=reference.penalize,
     restrict=reference.restrict,
     race=reference.race,
@@ -98,6 +102,7 @@ PORTABLE: Final = replace(
     gated_norm=delta.gated_norm,
     copy_out=portable.copy_out,
     copy_in=portable.copy_in,
+    move=portable.move,
     penalize=portable.penalize,
     restrict=portable.restrict,
 )
@@ -122,6 +127,22 @@ NARROW_ROWS: Final = 4
 def kernels_for(device: torch.device, narrow_rows: int | None) -> Kernels:
     """The column for a step: ``narrow_rows`` is its number of rows where float16 products will
     do, None where they will not."""
-    if device.type != "cpu":
+    if device.type == "cpu":
+        return CPU_NARROW if narrow_rows is not None and narrow_rows <= NARROW_ROWS else CPU
+    return _cuda() if device.type == "cuda" else PORTABLE
+
+
+def variants(kernels: Kernels) -> dict[str, str]:
+    """Operation by operation the module, of this folder, that its form is in."""
+    forms = {field.name: getattr(kernels, field.name) for field in fields(kernels)}
+    return {name: form.__module__.rpartition(".")[2] for name, form in forms.items()}
+
+
+@cache
+def _cuda() -> Kernels:
+    if find_spec("triton") is None:
         return PORTABLE
-    return CPU_NARROW if narrow_rows is not None and narrow_rows <= NARROW_ROWS else CPU
+    # Nobody else needs Triton: it may be missing, and takes a while to import.
+    from alipes.kernels.triton_column import triton_column
+
+    return triton_column()

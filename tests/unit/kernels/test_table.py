@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
 import torch
 
-from alipes.kernels import portable
+from alipes.kernels import portable, table
 from alipes.kernels.routing import Routing
 from alipes.kernels.shapes import Segment, Workspace
 from alipes.kernels.table import (
@@ -19,6 +21,7 @@ from alipes.kernels.table import (
     REFERENCE,
     Kernels,
     kernels_for,
+    variants,
 )
 
 COLUMNS = {"portable": PORTABLE, "cpu": CPU, "cpu narrow": CPU_NARROW}
@@ -282,4 +285,43 @@ def test_few_rows_multiply_in_float16_only_where_they_may() -> None:
     assert kernels_for(cpu, NARROW_ROWS) is CPU_NARROW
     assert kernels_for(cpu, NARROW_ROWS + 1) is CPU
     assert kernels_for(cpu, None) is CPU
-    assert kernels_for(torch.device("cuda"), 1) is PORTABLE
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_cuda_has_triton_where_it_is_installed(
+    monkeypatch: pytest.MonkeyPatch, found: bool
+) -> None:
+    if found:
+        pytest.importorskip("triton")
+    monkeypatch.setattr(table, "find_spec", lambda name: object() if found else None)
+    table._cuda.cache_clear()
+    forms = variants(kernels_for(torch.device("cuda"), 1))
+    table._cuda.cache_clear()
+    assert forms["attend"] == ("triton_attention" if found else "reference")
+    assert forms["copy_out"] == ("triton_rows" if found else "portable")
+    assert forms["rms_norm"] == "portable"
+
+
+def test_nothing_imports_triton_for_a_cpu() -> None:
+    program = (
+        "import sys, torch; from alipes.kernels.table import kernels_for;"
+        "kernels_for(torch.device('cpu'), 1); sys.exit('triton' in sys.modules)"
+    )
+    subprocess.run((sys.executable, "-P", "-c", program), check=True)
+
+
+def test_every_operation_has_the_name_of_its_form() -> None:
+    assert set(variants(REFERENCE).values()) == {"reference", "delta_reference"}
+    forms = variants(CPU)
+    assert (forms["attend"], forms["rope"], forms["race"]) == ("cpu", "portable", "reference")
+
+
+@pytest.mark.parametrize("moves", [[], [(0, 8, 4), (8, 16, 4)], [(0, 3, 9)], [(5, 0, 20)]])
+def test_move(kernels: Kernels, moves: list[tuple[int, int, int]]) -> None:
+    memory, want = torch.arange(32, dtype=torch.uint8), list(range(32))
+    for source, target, count in moves:
+        want[target : target + count] = want[source : source + count]
+    for move in (kernels.move, REFERENCE.move):
+        moved = memory.clone()
+        move(moved, moves)
+        assert moved.tolist() == want
