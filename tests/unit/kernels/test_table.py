@@ -313,7 +313,7 @@ def test_nothing_imports_triton_for_a_cpu() -> None:
 def test_every_operation_has_the_name_of_its_form() -> None:
     assert set(variants(REFERENCE).values()) == {"reference", "delta_reference"}
     forms = variants(CPU)
-    assert (forms["attend"], forms["rope"], forms["race"]) == ("cpu", "portable", "reference")
+    assert (forms["linear"], forms["rope"], forms["race"]) == ("cpu", "portable", "reference")
 
 
 @pytest.mark.parametrize("moves", [[], [(0, 8, 4), (8, 16, 4)], [(0, 3, 9)], [(5, 0, 20)]])
