@@ -21,11 +21,6 @@ class Arena:
         start = self._plan.runtime_offset
         return self.memory.data[start : start + self._plan.runtime_bytes]
 
-    @property
-    def runtime_offset(self) -> int:
-        """Where the bytes end that belong to one model."""
-        return self._plan.runtime_offset
-
     def weights(self, model: ModelPlan) -> torch.Tensor:
         return self.memory.data[: model.weight_bytes]
 

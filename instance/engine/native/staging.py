@@ -240,13 +240,10 @@ class Stager:
     def _needed(self, area: StagingArea, staged: StagedSwitch) -> dict[int, Move]:
         """Chunk by chunk from where it was staged to where it belongs."""
         weights = self._models[staged.target].plan.weight_bytes
-        moves = {}
-        for chunk, place in staged.clean:
-            size = self._size(weights, chunk)
-            move = Move(area.places[place].offset, chunk * self._chunk, size)
-            if move.target + size <= self._arena.runtime_offset:
-                moves[chunk] = move
-        return moves
+        return {
+            chunk: Move(area.places[place].offset, chunk * self._chunk, self._size(weights, chunk))
+            for chunk, place in staged.clean
+        }
 
     def _kept(self, before: StagingLedger, after: StagingLedger, model: str) -> list[Move]:
         """What is on the device of other models, the one that leaves last, and finds a place."""
@@ -258,10 +255,8 @@ class Stager:
                 continue
             weights = self._models[name].plan.weight_bytes
             if name == self._order[-1]:
-                count, end = Chunks(weights, self._chunk).count, self._arena.runtime_offset
-                here = {c: c * self._chunk for c in range(count)}
-                if here[count - 1] + self._size(weights, count - 1) > end:
-                    del here[count - 1]
+                count = Chunks(weights, self._chunk).count
+                here = {chunk: chunk * self._chunk for chunk in range(count)}
             else:
                 here = {c: before.area.places[p].offset for c, p in before.held(name)}
             for chunk, place in after.keep(name, weights, here).items():
@@ -294,7 +289,9 @@ class Stager:
             first = chunk + 1
 
     def _size(self, weight_bytes: int, chunk: int) -> int:
-        """Bytes of a move: pages are exchanged for a whole chunk, also for the shorter last one."""
+        """Bytes of a move: pages are exchanged for a whole chunk, also for the shorter last one.
+        A last one that reaches beyond what belongs to models never moves: its weights have more
+        chunks than any KV area has places, and the last comes last."""
         if self._arena.memory.granule:
             return self._chunk
         return Chunks(weight_bytes, self._chunk).bytes_of(chunk)

@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 
+from alipes.instance.engine.native import writer
 from alipes.instance.engine.native.staging import (
     Moved,
     Stager,
@@ -26,6 +27,8 @@ CPU = torch.device("cpu")
 BLOCK = 32 << 10
 SIZES = {"a": 20 * GRANULE - 100, "b": 12 * GRANULE, "c": 25 * GRANULE - 7}
 ARENA = 128 * GRANULE
+# One model leaves others little room, and one has a single block: its last frame is not its own.
+LARGE = {"a": 10 * GRANULE - 3, "b": 100 * GRANULE - 5, "c": 127 * GRANULE + 3 * PAGE}
 WAYS = [
     pytest.param(
         way,
@@ -40,8 +43,9 @@ WAYS = [
 class Bench:
     """A stager over an arena of 8 MiB, and all the KV of the active model."""
 
-    def __init__(self, way: Switching, share: float = 1.0) -> None:
-        plans = tuple(map(self.plan, SIZES))
+    def __init__(self, way: Switching, share: float = 1.0, sizes: dict[str, int] = SIZES) -> None:
+        self.sizes = sizes
+        plans = tuple(map(self.plan, sizes))
         whole = MemoryPlan(ARENA, 2 * PAGE, 0, BLOCK, plans)
         self.arena = Arena(whole, device_memory(ARENA, CPU, way))
         self.arena.runtime.fill_(7)
@@ -54,10 +58,9 @@ class Bench:
         self.active = ""
         self.kv = torch.empty(0, dtype=torch.uint8)
 
-    @staticmethod
-    def plan(name: str) -> ModelPlan:
-        blocks = (ARENA - 3 * PAGE - SIZES[name]) // BLOCK
-        return ModelPlan(name, SIZES[name], BLOCK, blocks, blocks * 64)
+    def plan(self, name: str) -> ModelPlan:
+        blocks = (ARENA - 3 * PAGE - self.sizes[name]) // BLOCK
+        return ModelPlan(name, self.sizes[name], BLOCK, blocks, blocks * 64)
 
     @staticmethod
     def noise(seed: int, nbytes: int) -> torch.Tensor:
@@ -69,7 +72,7 @@ class Bench:
         weights = self.models[model]
         assert torch.equal(self.arena.weights(weights.plan), weights.host)
         assert bool((self.arena.runtime == 7).all())
-        assert moved.h2d_bytes + moved.d2d_bytes + moved.mapped_bytes == SIZES[model]
+        assert moved.h2d_bytes + moved.d2d_bytes + moved.mapped_bytes == self.sizes[model]
         self.active = model
         self.kv = self.arena.kv(weights.plan).view(2, weights.plan.kv_blocks, -1)
         return moved
@@ -151,11 +154,14 @@ def test_weights_that_leave_stay_until_their_bytes_are_needed() -> None:
     bench.stager.close()
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_whatever_happens_weights_and_kv_are_whole(way: Switching, seed: int) -> None:
+@pytest.mark.parametrize("sizes", [SIZES, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("seed", range(2))
+def test_whatever_happens_weights_and_kv_are_whole(
+    way: Switching, seed: int, sizes: dict[str, int]
+) -> None:
     """Random switches, growth and release of rows, while the writer works as fast as it can."""
-    rng, bench = random.Random(seed), Bench(way)
-    for _ in range(25):
+    rng, bench = random.Random(seed), Bench(way, sizes=sizes)
+    for _ in range(20):
         choices = [name for name in SIZES if name != bench.active]
         bench.switch(rng.choice(choices))
         blocks = bench.models[bench.active].plan.kv_blocks
@@ -169,6 +175,64 @@ def test_whatever_happens_weights_and_kv_are_whole(way: Switching, seed: int) ->
             bench.write_kv(rows, turn)
             bench.stager.serving(following, rows)
             assert bool((bench.kv[:, :rows] == turn).all())
+    bench.stager.close()
+
+
+class Gate:
+    """Holds every write of a stager between its two halves until it is let through."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.open = threading.Semaphore(0), threading.Semaphore(0)
+        self.count = 0
+        monkeypatch.setattr(writer, "_copier", lambda device: self.copy)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        self.count += 1
+        half = len(source) // 2
+        target[:half] = source[:half]
+        self.begun.release()
+        self.open.acquire()
+        target[half:] = source[half:]
+
+
+def test_rows_under_a_write_are_used_after_it(
+    staging: Switching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    bench = Bench(staging)
+    bench.switch("a")
+    rows = bench.models["a"].plan.kv_blocks
+    bench.stager.serving("b", 0)
+    gate.begun.acquire()
+    # The lowest rows are not those of the write.
+    bench.write_kv(1, 5)
+    user = threading.Thread(target=bench.write_kv, args=(rows, 5))
+    user.start()
+    user.join(0.05)
+    assert user.is_alive()
+    gate.open.release()
+    user.join()
+    assert bool((bench.kv == 5).all())
+    assert gate.count == 1
+    bench.stager.close()
+
+
+def test_a_switch_waits_for_one_write_alone(
+    staging: Switching, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    bench = Bench(staging)
+    bench.switch("a")
+    bench.stager.serving("b", 0)
+    gate.begun.acquire()
+    other = threading.Thread(target=bench.stager.switch, args=("c",))
+    other.start()
+    other.join(0.05)
+    assert other.is_alive()
+    for _ in range(50):
+        gate.open.release()
+    other.join()
+    assert gate.count == 1
     bench.stager.close()
 
 
