@@ -12,6 +12,7 @@ from typing import Any
 from alipes.instance.contract import (
     Cancel,
     Counters,
+    Drawn,
     Failed,
     Finished,
     FromInstance,
@@ -59,10 +60,10 @@ class Instance:
         )
         self.settings = settings
         self.engine = build(settings)
-        self.drawn: dict[bytes, list[int]] = {}
+        self.drawn: dict[bytes, list[Drawn]] = {}
         self.last: dict[bytes, Finished | Failed] = {}
         self.snapshot: Snapshot | None = None
-        self._news = threading.Condition()
+        self.news = threading.Condition()
         scheduler = RoundScheduler(settings, self.engine.reports, self.engine.host)
         self._loop = EngineLoop(self.engine, scheduler, self._emit, time.monotonic_ns)
         self._thread = threading.Thread(target=self._loop.run)
@@ -75,9 +76,9 @@ class Instance:
         """The state once no call is left and all copies have ended, in two snapshots after the
         last call was taken in."""
         versions: set[int] = set()
-        with self._news:
+        with self.news:
             while len(versions) < 2:
-                assert self._news.wait(60), "the instance is stuck"
+                assert self.news.wait(60), "the instance is stuck"
                 state = self.snapshot
                 if state and not (
                     state.counters.live_calls or state.occupancy.held or state.occupancy.host_held
@@ -87,8 +88,11 @@ class Instance:
         return self.snapshot
 
     def until_ended(self, call_id: bytes) -> None:
-        with self._news:
-            assert self._news.wait_for(lambda: call_id in self.last, 60), "the instance is stuck"
+        self.until(lambda: call_id in self.last)
+
+    def until(self, condition: Callable[[], Any]) -> None:
+        with self.news:
+            assert self.news.wait_for(condition, 60), "the instance is stuck"
 
     def close(self) -> None:
         self._loop.post(Stop())
@@ -96,15 +100,15 @@ class Instance:
         self.engine.close()
 
     def _emit(self, message: FromInstance) -> None:
-        with self._news:
+        with self.news:
             if isinstance(message, Tokens):
                 for drawn in message.drawn:
-                    self.drawn.setdefault(drawn.call_id, []).append(drawn.token)
+                    self.drawn.setdefault(drawn.call_id, []).append(drawn)
             elif isinstance(message, Finished | Failed):
                 self.last[message.call_id] = message
             elif isinstance(message, Snapshot):
                 self.snapshot = message
-            self._news.notify()
+            self.news.notify_all()
 
 
 def calls_of(rng: random.Random, models: list[str], count: int) -> list[Submit]:
@@ -135,7 +139,8 @@ def calls_of(rng: random.Random, models: list[str], count: int) -> list[Submit]:
     return calls
 
 
-def mixed(instance: Instance, rng: random.Random, calls: list[Submit]) -> Counters:
+def served(instance: Instance, rng: random.Random, calls: list[Submit]) -> Counters:
+    """All calls, some of them cancelled, and the totals since the instance was started."""
     for call in calls:
         instance.post(call)
         if rng.random() < 0.3:
@@ -146,5 +151,4 @@ def mixed(instance: Instance, rng: random.Random, calls: list[Submit]) -> Counte
     occupancy = state.occupancy
     assert occupancy.host_used <= occupancy.host_total <= instance.settings.host_bytes
     assert occupancy.free + occupancy.cached == occupancy.total
-    instance.close()
     return state.counters

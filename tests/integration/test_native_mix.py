@@ -11,7 +11,7 @@ import pytest
 
 from alipes.instance.contract import Finished
 
-from .native_instance import BLOCK_BYTES, Instance, calls_of, mixed
+from .native_instance import BLOCK_BYTES, Instance, calls_of, served
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,8 @@ def test_a_mix_changes_no_token(
     folders = {name: tiny_folders[name] for name in families}
     calls = calls_of(rng, families, 36)
     busy = Instance(folders, blocks=12 if seed < 6 else 36, **changes)
-    counters = mixed(busy, rng, calls)
+    counters = served(busy, rng, calls)
+    busy.close()
     assert counters.cached_tokens > 0
     if len(families) > 1:
         assert counters.switches > len(families)

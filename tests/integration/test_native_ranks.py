@@ -33,7 +33,7 @@ from alipes.instance.engine.protocol import (
     Row,
 )
 
-from .native_instance import Instance, calls_of, mixed
+from .native_instance import Instance, calls_of, served
 
 FAMILIES = ("llama", "qwen3-moe", "deepseek-v3", "qwen3-next")
 PROMPT = np.random.default_rng(0).integers(0, 2000, 150).astype(np.int32)
@@ -148,7 +148,8 @@ def test_faults_of_a_rank_cost_reuse_and_nothing_else(tiny_folders: dict[str, Pa
         return ParallelEngine(settings, command, Patience(copy=0.1))
 
     busy = Instance(folders, blocks=12, build=faulty, ranks=2)
-    counters = mixed(busy, rng, calls)
+    counters = served(busy, rng, calls)
+    busy.close()
     assert counters.torn_blocks > 0
     assert counters.resumed > 0
     assert counters.switches > 2

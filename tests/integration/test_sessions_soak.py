@@ -4,90 +4,31 @@ whoever left or was switched in between, its greedy tokens are those it gets alo
 from __future__ import annotations
 
 import random
-import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
+import psutil
+import pytest
 
 from alipes.instance.contract import (
     Cancel,
-    Drawn,
-    Failed,
     Finished,
-    FromInstance,
-    InstanceSettings,
-    ModelSettings,
-    Pool,
     Sampling,
-    Snapshot,
-    Stop,
     Submit,
-    Targets,
-    Tokens,
 )
-from alipes.instance.driver import build_engine
-from alipes.instance.loop import EngineLoop
-from alipes.instance.scheduler.rounds import RoundScheduler
 
-BLOCK_BYTES = 32768
-WITHOUT_KV = 27_760_000
-"""Device bytes of the largest tiny model in float32, with its work space."""
+from .native_instance import BLOCK_BYTES, Instance
+
+FAMILIES = ("llama", "qwen3-moe", "deepseek-v3", "qwen3-next")
 DEVICE_BLOCKS, HOST_BLOCKS = 40, 60
 CALLS, AGENTS, LONGEST, VOCABULARY = 500, 9, 700, 49_000
+SWITCHES = 2_000
+GROWTH_BYTES = 24 << 20
+"""What the allocator of a process may keep or give back from one moment to another."""
 NEAR_TIE = 1e-3
-
-
-class Instance:
-    def __init__(self, folders: dict[str, Path], blocks: int, host_blocks: int) -> None:
-        models = tuple(ModelSettings(name, str(f), "float32") for name, f in folders.items())
-        settings = InstanceSettings(
-            name="soak",
-            pool=Pool.COLD,
-            models=models,
-            targets=Targets(ttft=2.0, tpot=0.1),
-            endpoint="",
-            device_bytes=WITHOUT_KV + blocks * BLOCK_BYTES,
-            host_bytes=host_blocks * BLOCK_BYTES,
-            prefill_chunk=96,
-            threads=1,
-        )
-        self.drawn: dict[bytes, list[Drawn]] = {}
-        self.last: dict[bytes, Finished | Failed] = {}
-        self.snapshot: Snapshot | None = None
-        self.news = threading.Condition()
-        self._engine = build_engine(settings)
-        scheduler = RoundScheduler(settings, self._engine.reports, self._engine.host)
-        self._loop = EngineLoop(self._engine, scheduler, self._emit, time.monotonic_ns)
-        self._thread = threading.Thread(target=self._loop.run)
-        self._thread.start()
-
-    def post(self, message: Submit | Cancel) -> None:
-        self._loop.post(message)
-
-    def until(self, condition: Callable[[], Any]) -> None:
-        with self.news:
-            assert self.news.wait_for(condition, 60), "the instance is stuck"
-
-    def close(self) -> None:
-        self._loop.post(Stop())
-        self._thread.join()
-        self._engine.close()
-
-    def _emit(self, message: FromInstance) -> None:
-        with self.news:
-            if isinstance(message, Tokens):
-                for drawn in message.drawn:
-                    self.drawn.setdefault(drawn.call_id, []).append(drawn)
-            elif isinstance(message, Finished | Failed):
-                self.last[message.call_id] = message
-            elif isinstance(message, Snapshot):
-                self.snapshot = message
-            self.news.notify_all()
 
 
 @dataclass
@@ -113,9 +54,11 @@ class Soak:
     left: set[bytes] = field(default_factory=set)
 
     def run(self, count: int) -> None:
+        """So many calls more, to their ends."""
         beginnings = [self.draw(n) for n in (64, 130, 200)]
-        self.agents = [self.agent(beginnings) for _ in range(AGENTS)]
-        while len(self.calls) < count:
+        self.agents = self.agents or [self.agent(beginnings) for _ in range(AGENTS)]
+        last = len(self.calls) + count
+        while len(self.calls) < last:
             index = self.rng.randrange(AGENTS)
             agent = self.agents[index]
             if agent.call is not None:
@@ -171,20 +114,54 @@ class Soak:
 
 
 def test_every_answer_is_the_one_without_a_cache(tiny_folders: dict[str, Path]) -> None:
-    busy = Instance(tiny_folders, DEVICE_BLOCKS, HOST_BLOCKS)
-    soak = Soak(busy, list(tiny_folders), random.Random(2))
+    folders = {family: tiny_folders[family] for family in FAMILIES}
+    busy = instance(folders)
+    soak = Soak(busy, list(folders), random.Random(2))
     soak.run(CALLS)
     check_free(busy)
     busy.close()
-    alone = Instance(tiny_folders, 200, 1)
-    for call in soak.calls:
+    alone = Instance(folders, 200, host_bytes=1, max_running=8)
+    check_answers(busy, alone, soak.calls)
+    alone.close()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_thousands_of_switches_leave_memory_as_it_is(tiny_folders: dict[str, Path]) -> None:
+    folders = {family: tiny_folders[family] for family in FAMILIES}
+    busy, alone = instance(folders), Instance(folders, 200, host_bytes=1, max_running=8)
+    soak = Soak(busy, list(folders), random.Random(3))
+    memory: list[int] = []
+    while busy.snapshot is None or busy.snapshot.counters.switches < SWITCHES:
+        seen = len(soak.calls)
+        soak.run(100)
+        check_answers(busy, alone, soak.calls[seen:])
+        memory.append(psutil.Process().memory_info().rss)
+    check_free(busy)
+    # By the middle the libraries have prepared their products of every width.
+    assert memory[-1] - memory[len(memory) // 2] < GROWTH_BYTES
+    busy.close()
+    alone.close()
+
+
+def instance(folders: dict[str, Path]) -> Instance:
+    return Instance(
+        folders,
+        DEVICE_BLOCKS,
+        host_bytes=HOST_BLOCKS * BLOCK_BYTES,
+        prefill_chunk=96,
+        max_running=8,
+    )
+
+
+def check_answers(busy: Instance, alone: Instance, calls: list[Submit]) -> None:
+    for call in calls:
         if call.call_id not in busy.last:
             continue
         # A root of its own: it finds no block of any other call.
         alone.post(msgspec.structs.replace(call, root=call.call_id, continuation=False))
-        alone.until(lambda call=call: call.call_id in alone.last)  # type: ignore[misc]
+        alone.until_ended(call.call_id)
         same(busy, alone, call.call_id)
-    alone.close()
 
 
 def check_free(busy: Instance) -> None:
