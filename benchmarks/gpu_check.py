@@ -31,10 +31,10 @@ from alipes.instance.contract import (
     Targets,
 )
 from alipes.instance.engine.native.engine import NativeEngine
-from alipes.instance.engine.protocol import BlockCopy, Draw, Row
+from alipes.instance.engine.protocol import BlockCopy, Draw, Recurrence, Row
 
 TESTS_SECONDS = 300
-FAMILIES = ("llama", "qwen3", "qwen3-moe")
+FAMILIES = ("qwen3", "qwen3-moe", "deepseek-v3", "qwen3-next")
 GREEDY = Sampling(temperature=0)
 COPIED_BLOCKS = 128
 TICKETS = itertools.count(1)
@@ -147,13 +147,22 @@ def copy_out(engine: NativeEngine, copies: list[BlockCopy]) -> None:
 def speeds(device: str, engine: NativeEngine, steps: int) -> list[Cells]:
     """Tokens a second of each model: a prompt of 512, then eight calls that decode together."""
     rows = []
+    recurrent = {report.name for report in engine.reports if report.slots}
     for name in FAMILIES:
         engine.activate(name)
         prompt = np.random.default_rng(2).integers(100, 40_000, 512).astype(np.int32)
-        first = [Row(b"p", prompt, 0, range(8), Draw(GREEDY, prompt, 512))]
+        new = Recurrence(None, 0) if name in recurrent else None
+        first = [Row(b"p", prompt, 0, range(8), Draw(GREEDY, prompt, 512), new)]
         prefill = min(timed(device, partial(engine.step, first)) for _ in range(3))
         batch = [
-            Row(bytes([i]), prompt[-1:], 511, range(8 * i, 8 * i + 8), Draw(GREEDY, prompt, 512))
+            Row(
+                bytes([i]),
+                prompt[-1:],
+                511,
+                range(8 * i, 8 * i + 8),
+                Draw(GREEDY, prompt, 512),
+                Recurrence(i, i) if name in recurrent else None,
+            )
             for i in range(8)
         ]
         decode = min(timed(device, partial(engine.step, batch)) for _ in range(steps))
