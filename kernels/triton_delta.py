@@ -86,20 +86,19 @@ def scan_kernel(
     for index in range(chunks):
         at = index * heads + head
         row = solved + (at * CHUNK + c[:, None]) * (size + key_size)
-        wanted = tl.load(row + d[None, :], mask=valued, other=0.0)
-        reads = tl.load(row + size + e[None, :], mask=keyed, other=0.0)
         own = (at * CHUNK + c[:, None]) * key_size + e[None, :]
+        reads = tl.load(row + size + e[None, :], mask=keyed, other=0.0)
+        written = -tl.dot(reads, held, input_precision="tf32x3")
+        written += tl.load(row + d[None, :], mask=valued, other=0.0)
         queries = tl.load(query + own, mask=keyed, other=0.0)
-        keys = tl.load(key + own, mask=keyed, other=0.0)
-        mixed = tl.load(within + (at * CHUNK + c[:, None]) * CHUNK + c[None, :])
-
-        written = wanted - tl.dot(reads, held, input_precision="tf32x3")
         found = tl.dot(queries, held, input_precision="tf32x3")
+        mixed = tl.load(within + (at * CHUNK + c[:, None]) * CHUNK + c[None, :])
         found = tl.dot(mixed, written, acc=found, input_precision="tf32x3")
-        held = held * tl.load(decay + at)
-        held = tl.dot(tl.trans(keys), written, acc=held, input_precision="tf32x3")
         tokens = index * CHUNK + c[:, None]
         tl.store(out + (tokens * heads + head) * size + d[None, :], found, mask=valued)
+        keys = tl.load(key + own, mask=keyed, other=0.0)
+        held *= tl.load(decay + at)
+        held = tl.dot(tl.trans(keys), written, acc=held, input_precision="tf32x3")
     tl.store(place, held, mask=whole)
 
 
@@ -148,6 +147,7 @@ def scan(
         CHUNK=chunk,
         KEY=max(16, _padded(key_size)),
         WIDTH=_SCAN_WIDTH,
+        num_stages=1,  # Reading ahead would take twice the shared memory that GPUs have.
     )
     return out
 

@@ -46,20 +46,20 @@ def move_kernel(memory, table, SHARE: tl.constexpr, BLOCK: tl.constexpr) -> None
 
 
 def copy_out(pool: Tensor, rows: Tensor, host: Tensor, slabs: Tensor) -> None:
-    if _for_kernel(pool, host, slabs):
+    if _gains(pool, host, slabs):
         _copy_rows(pool, rows, host, slabs)
     else:
         portable.copy_out(pool, rows, host, slabs)
 
 
 def copy_in(host: Tensor, slabs: Tensor, pool: Tensor, rows: Tensor) -> None:
-    if _for_kernel(pool, host, slabs):
+    if _gains(pool, host, slabs):
         _copy_rows(host, slabs, pool, rows)
     else:
         portable.copy_in(host, slabs, pool, rows)
 
 
-def _for_kernel(pool: Tensor, host: Tensor, slabs: Tensor) -> bool:
+def _gains(pool: Tensor, host: Tensor, slabs: Tensor) -> bool:
     """Only pinned memory is within its reach, and only small pieces gain."""
     reachable = pool.device == host.device or host.is_pinned()
     return reachable and len(slabs) * pool.shape[1] < _CALL_BYTES * len(runs(slabs))
