@@ -26,7 +26,8 @@ class DeviceMemory(Protocol):
 
     def exchange(self, moves: Sequence[Move]) -> None:
         """Bring what is at each source to its target, all at once. What targets held is lost.
-        Nobody else may use either end meanwhile. Everything in multiples of ``granule``."""
+        Nobody else may use either end meanwhile. All moves are of frames: as many bytes each, in
+        multiples of ``granule``, at multiples of that. Raises ``ValueError`` otherwise."""
         ...
 
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 
 from alipes.instance.memory.device import private_region
-from alipes.instance.memory.moves import Cycle, Move, exchange_cycles
+from alipes.instance.memory.moves import Move, exchange_cycles
 
 GRANULE: Final = 64 << 10
 """A multiple of every page size that Linux has on the machines it runs torch on."""
@@ -41,19 +41,34 @@ class MappedMemory:
         self._aside = self._spare.data_ptr() + -self._spare.data_ptr() % _HUGE_PAGE
 
     def exchange(self, moves: Sequence[Move]) -> None:
-        for cycle in exchange_cycles(moves):
-            if cycle.nbytes % GRANULE or cycle.starts[0] % GRANULE:
-                raise ValueError(f"{cycle} is not in whole units of {GRANULE} bytes")
-            for at in range(0, cycle.nbytes, SPARE):
-                self._turn(cycle, at, min(SPARE, cycle.nbytes - at))
+        cycles = exchange_cycles(moves)
+        frame = moves[0].nbytes if moves else 0
+        if frame % GRANULE:
+            raise ValueError(f"frames of {frame} bytes are not in whole units of {GRANULE}")
+        base = self.data.data_ptr()
+        for at in range(0, frame, SPARE):
+            places = [[base + at + start for start in cycle.starts] for cycle in cycles]
+            unwanted = [cycle.open for cycle in cycles]
+            self._turn(places, unwanted, min(SPARE, frame - at))
 
-    def _turn(self, cycle: Cycle, at: int, nbytes: int) -> None:
-        base = self.data.data_ptr() + at
-        places = [base + start for start in cycle.starts]
-        _shift(places[-1], self._aside, nbytes)
-        for source, target in zip(places[-2::-1], places[:0:-1], strict=True):
-            _shift(source, target, nbytes)
-        _shift(self._aside, places[0], nbytes)
+    def _turn(self, cycles: list[list[int]], unwanted: list[bool], nbytes: int) -> None:
+        """Move so many bytes at each address of a cycle to the next one. Of an unwanted last one
+        all that matters is that its pages stay: they fill the gap that the cycle before left, so
+        that only those of one are set aside."""
+        gap = 0
+        for places, is_unwanted in zip(cycles, unwanted, strict=True):
+            if gap and not is_unwanted:
+                _shift(self._aside, gap, nbytes)
+                gap = 0
+            _shift(places[-1], gap or self._aside, nbytes)
+            for source, target in zip(places[-2::-1], places[:0:-1], strict=True):
+                _shift(source, target, nbytes)
+            gap = places[0]
+            if not is_unwanted:
+                _shift(self._aside, gap, nbytes)
+                gap = 0
+        if gap:
+            _shift(self._aside, gap, nbytes)
 
 
 def _shift(source: int, target: int, nbytes: int) -> None:

@@ -1,18 +1,12 @@
-"""Bytes that change places within one memory: in which order to copy them, or which pages to
+"""Bytes that change places within one memory: in which order to copy them, or which frames to
 exchange. Sources do not overlap one another, nor do targets; a source may overlap targets."""
 
 from __future__ import annotations
 
 import heapq
-import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
-
-Units = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,10 +20,12 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """``nbytes`` at each of ``starts`` go to the next one, those at the last to the first."""
+    """``nbytes`` at each of ``starts`` go to the next one. Those at the last go to the first, or,
+    where nobody wants them, wherever bytes are missing then: ``open``."""
 
     starts: tuple[int, ...]
     nbytes: int
+    open: bool = False
 
 
 def order_copies(moves: Sequence[Move], needed: int) -> tuple[list[Move], list[Move]]:
@@ -82,53 +78,28 @@ def _release(
 
 
 def exchange_cycles(moves: Sequence[Move]) -> list[Cycle]:
-    """The exchange that brings every source to its target and loses nothing: what a target held
-    goes to where a source has left."""
-    moves = [move for move in moves if move.nbytes and move.source != move.target]
-    if not moves:
-        return []
-    unit = math.gcd(*(n for m in moves for n in (m.source, m.target, m.nbytes)))
-    sources = _units([(m.source // unit, m.nbytes // unit) for m in moves])
-    targets = _units([(m.target // unit, m.nbytes // unit) for m in moves])
-    if len(np.unique(sources)) < len(sources) or len(np.unique(targets)) < len(targets):
-        raise ValueError("two moves have a byte in common at the same end")
-    follows = np.arange(max(sources.max(), targets.max()) + 2)
-    follows[sources] = targets
-    left = np.setdiff1d(sources, targets, assume_unique=True)
-    follows[_ends_of(left, follows, sources)] = left
-    starts = follows != np.roll(follows, 1) + 1
-    while (joined := starts | starts[follows]).sum() > starts.sum():
-        starts = joined
-    return _walk(follows, np.flatnonzero(starts), unit)
-
-
-def _units(spans: Sequence[tuple[int, int]]) -> Units:
-    return np.concatenate([np.arange(first, first + count) for first, count in spans])
-
-
-def _ends_of(begins: Units, follows: Units, sources: Units) -> Units:
-    """Where the chains of moves that begin here end: at targets that are no source."""
-    moving = np.zeros(len(follows), dtype=np.bool_)
-    moving[sources] = True
-    ends = begins.copy()
-    going = np.arange(len(ends))
-    while len(going):
-        ends[going] = follows[ends[going]]
-        going = going[moving[ends[going]]]
-    return ends
-
-
-def _walk(follows: Units, starts: Units, unit: int) -> list[Cycle]:
-    """Runs of units that move alike, the runs of a cycle all as long as each other."""
-    lengths = dict(zip(starts[:-1].tolist(), np.diff(starts).tolist(), strict=True))
-    cycles: list[Cycle] = []
-    seen: set[int] = set()
-    for start in lengths:
-        if start in seen or follows[start] == start:
-            continue
-        ring = [start]
-        while (following := int(follows[ring[-1]])) != start:
-            ring.append(following)
-        seen.update(ring)
-        cycles.append(Cycle(tuple(at * unit for at in ring), lengths[start] * unit))
+    """The exchange that brings every source to its target and loses nothing. All moves are of
+    frames: as many bytes each, at multiples of that. Raises ``ValueError`` otherwise."""
+    size = moves[0].nbytes if moves else 1
+    follows = {move.source: move.target for move in moves}
+    targets = set(follows.values())
+    if len(follows) < len(moves) or len(targets) < len(moves):
+        raise ValueError("two moves have one source or one target")
+    for move in moves:
+        if move.nbytes != size or move.source % size or move.target % size:
+            raise ValueError(f"{move} is not of a frame of {size} bytes")
+    begins = [source for source in follows if source not in targets]
+    cycles = [Cycle(_chain(begin, follows), size, open=True) for begin in begins]
+    while follows:
+        ring = _chain(next(iter(follows)), follows)
+        if len(ring) > 2:
+            cycles.append(Cycle(ring[:-1], size))
     return cycles
+
+
+def _chain(begin: int, follows: dict[int, int]) -> tuple[int, ...]:
+    """From here on as far as moves lead; they are taken out of ``follows``."""
+    chain = [begin]
+    while chain[-1] in follows:
+        chain.append(follows.pop(chain[-1]))
+    return tuple(chain)

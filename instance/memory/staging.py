@@ -15,7 +15,7 @@ uses hold any.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -51,6 +51,15 @@ class StagedSwitch:
     d2d_bytes: int
     h2d_bytes: int
     spoiled_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class OnDevice:
+    """Chunks of a model that are on the device: bytes from the start of the arena by chunk."""
+
+    name: str
+    weight_bytes: int
+    offsets: Mapping[int, int]
 
 
 class StagingLedger:
@@ -102,20 +111,26 @@ class StagingLedger:
         """The model and the chunk of it that a place holds, or is to hold."""
         return self._owner[place], self._chunk[place]
 
-    def keep(self, model: str, weight_bytes: int, chunks: Iterable[int]) -> dict[int, int]:
-        """Of these chunks of ``model``, which are on the device, as many as find an empty place:
-        place by chunk. Whoever calls this moves them there; only before anything is staged."""
+    def keep(self, models: Sequence[OnDevice]) -> dict[int, int]:
+        """Of these chunks, the first as many as there are places are kept. One that lies in a
+        place that is among as many as that stays there; for the others, the place that each is
+        to be moved to by its offset now. Only before anything is staged."""
         if self.target:
-            raise ValueError(f"{self.target} is being staged: no chunks of {model} can be kept")
-        places: dict[int, int] = {}
-        self._know(model, weight_bytes)
-        for chunk in chunks:
-            place = self._empty_place()
-            if place < 0:
-                break
-            self._put(place, model, chunk, KEPT)
-            places[chunk] = place
-        return places
+            raise ValueError(f"{self.target} is being staged: no chunks can be kept")
+        for model in models:
+            self._know(model.name, model.weight_bytes)
+        chunks = [(m.name, chunk, at) for m in models for chunk, at in m.offsets.items()]
+        del chunks[self._usable :]
+        near = {self.area.places[i].offset: i for i in range(len(chunks))}
+        moving: dict[int, int] = {}
+        for name, chunk, at in chunks:
+            if at in near:
+                self._put(near[at], name, chunk, KEPT)
+        for name, chunk, at in chunks:
+            if at not in near:
+                moving[at] = self._empty_place()
+                self._put(moving[at], name, chunk, KEPT)
+        return moving
 
     def begin(self, target: str, weight_bytes: int) -> None:
         """Stage this model from now on, beginning with what is kept of it. Writes under way must

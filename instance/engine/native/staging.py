@@ -24,7 +24,7 @@ from alipes.instance.memory.device import DeviceMemory, PlainMemory
 from alipes.instance.memory.mapped import MappedMemory, can_exchange
 from alipes.instance.memory.moves import Move, order_copies
 from alipes.instance.memory.plan import PAGE, ModelPlan
-from alipes.instance.memory.staging import StagedSwitch, StagingLedger, SwitchPath
+from alipes.instance.memory.staging import OnDevice, StagedSwitch, StagingLedger, SwitchPath
 from alipes.instance.memory.staging_plan import Chunks, StagingArea
 
 SHARE: Final = 0.25
@@ -247,22 +247,22 @@ class Stager:
 
     def _kept(self, before: StagingLedger, after: StagingLedger, model: str) -> list[Move]:
         """What is on the device of other models, the one that leaves last, and finds a place."""
-        moves: list[Move] = []
         if self.switching is not Switching.REMAP:
-            return moves
+            return []
+        here = []
         for name in self._order:
-            if name == model:
-                continue
             weights = self._models[name].plan.weight_bytes
             if name == self._order[-1]:
                 count = Chunks(weights, self._chunk).count
-                here = {chunk: chunk * self._chunk for chunk in range(count)}
+                places = {chunk: chunk * self._chunk for chunk in range(count)}
             else:
-                here = {c: before.area.places[p].offset for c, p in before.held(name)}
-            for chunk, place in after.keep(name, weights, here).items():
-                target = after.area.places[place].offset
-                moves.append(Move(here[chunk], target, self._chunk))
-        return moves
+                places = {c: before.area.places[p].offset for c, p in before.held(name)}
+            if name != model:
+                here.append(OnDevice(name, weights, places))
+        return [
+            Move(at, after.area.places[place].offset, self._chunk)
+            for at, place in after.keep(here).items()
+        ]
 
     def _move(self, needed: dict[int, Move], kept: Sequence[Move]) -> set[int]:
         """The chunks that have come to where they belong."""
@@ -320,7 +320,7 @@ def frame_bytes(models: Mapping[str, Weights], granule: int) -> int:
     blocks have several and weights are not all in a few: moving a frame costs much the same
     whatever its size."""
     frame = granule
-    for_layer = min(w.plan.kv_blocks * min(w.row_bytes) for w in models.values()) // 8
+    for_layer = min(w.plan.kv_blocks * min(w.row_bytes) for w in models.values()) // 4
     for_weights = max(w.plan.weight_bytes for w in models.values()) // 16
     while 2 * frame <= min(LARGEST_CHUNK, for_layer, for_weights):
         frame *= 2

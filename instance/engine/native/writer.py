@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -12,6 +14,7 @@ import torch
 
 Copy = tuple[torch.Tensor, torch.Tensor]
 """(target, source), both (n,) uint8."""
+_LEAST_PRIORITY: Final = 19
 
 
 class Source(Protocol):
@@ -28,12 +31,14 @@ class Source(Protocol):
 
 class Writer:
     """One thread that writes piece after piece and rests in between, so that it is busy for at
-    most ``share`` of the time: of a link or a memory that it shares it takes no larger part."""
+    most ``share`` of the time: of a link or a memory that it shares it takes no larger part. Where
+    copies take the processor from the steps themselves it has what those leave idle."""
 
     def __init__(self, source: Source, device: torch.device, share: float) -> None:
         self._source = source
         self._rest: Final = 1 / share - 1
         self._copy = _copier(device)
+        self._yields: Final = device.type == "cpu" and sys.platform.startswith("linux")
         self._wanted = threading.Event()
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="stage-weights", daemon=True)
@@ -49,6 +54,9 @@ class Writer:
         self._thread.join()
 
     def _run(self) -> None:
+        if self._yields:
+            # Of this thread alone, on Linux. Steps that wait for a row wait for a piece at most.
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_PRIORITY)
         while not self._closed.is_set():
             self._wanted.wait()
             self._wanted.clear()

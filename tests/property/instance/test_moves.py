@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from alipes.instance.memory.moves import Move, exchange_cycles, order_copies
+from alipes.instance.memory.moves import Cycle, Move, exchange_cycles, order_copies
 
 
 @st.composite
@@ -16,6 +16,15 @@ def spans(draw: st.DrawFn, lengths: list[int]) -> list[int]:
         at += draw(st.integers(0, 3))
         starts[index], at = at, at + lengths[index]
     return starts
+
+
+@st.composite
+def frames(draw: st.DrawFn) -> list[Move]:
+    size = draw(st.sampled_from((1, 4)))
+    count = draw(st.integers(0, 8))
+    ends = st.lists(st.integers(0, 11), min_size=count, max_size=count, unique=True)
+    pairs = zip(draw(ends), draw(ends), strict=True)
+    return [Move(size * source, size * target, size) for source, target in pairs]
 
 
 @st.composite
@@ -47,23 +56,24 @@ def test_copies_in_order_bring_what_was_there_before(moves: list[Move], needed: 
         assert memory[at] == value
 
 
-@given(exchanges())
+@given(frames())
 @settings(max_examples=300, deadline=None)
 def test_an_exchange_brings_all_and_loses_nothing(moves: list[Move]) -> None:
-    before = list(range(300))
+    before = list(range(60))
     memory = list(before)
     touched: set[int] = set()
+    sources, targets = ({getattr(m, end) for m in moves} for end in ("source", "target"))
     for cycle in exchange_cycles(moves):
+        assert cycle.open == (cycle.starts[-1] not in sources)
+        assert touched.isdisjoint(cycle.starts)
+        touched |= set(cycle.starts)
         parts = [memory[start : start + cycle.nbytes] for start in cycle.starts]
         for start, part in zip(cycle.starts, parts[-1:] + parts[:-1], strict=True):
             memory[start : start + cycle.nbytes] = part
-            assert touched.isdisjoint(range(start, start + cycle.nbytes))
-            touched |= set(range(start, start + cycle.nbytes))
     assert sorted(memory) == before
+    assert touched <= sources | targets
     for at, value in wanted(moves, before).items():
         assert memory[at] == value
-    ends = {end + i for m in moves for end in (m.source, m.target) for i in range(m.nbytes)}
-    assert touched <= ends
 
 
 def test_what_is_needed_less_is_given_up_first() -> None:
@@ -75,14 +85,25 @@ def test_what_is_needed_less_is_given_up_first() -> None:
     assert order_copies([Move(3, 3, 5)], 1) == ([Move(3, 3, 5)], [])
 
 
-def test_long_runs_are_exchanged_whole() -> None:
-    cycles = exchange_cycles([Move(4096, 0, 4096), Move(8192, 4096, 4096)])
-    assert [(cycle.starts, cycle.nbytes) for cycle in cycles] == [((0, 8192, 4096), 4096)]
-    assert [c.nbytes for c in exchange_cycles([Move(0, 1 << 20, 1 << 19)])] == [1 << 19]
+def test_a_chain_of_moves_ends_where_nobody_wants_what_is_there() -> None:
+    cycles = exchange_cycles([Move(8, 4, 4), Move(16, 8, 4), Move(0, 0, 4), Move(20, 24, 4)])
+    assert [(cycle.starts, cycle.open) for cycle in cycles] == [
+        ((16, 8, 4), True),
+        ((20, 24), True),
+    ]
+    assert exchange_cycles([Move(0, 4, 4), Move(4, 0, 4)]) == [Cycle((0, 4), 4)]
 
 
-def test_moves_that_meet_are_refused() -> None:
-    with pytest.raises(ValueError, match="in common"):
-        exchange_cycles([Move(0, 10, 5), Move(20, 12, 5)])
-    with pytest.raises(ValueError, match="in common"):
-        exchange_cycles([Move(0, 10, 5), Move(3, 20, 5)])
+@pytest.mark.parametrize(
+    "moves",
+    [
+        [Move(0, 8, 4), Move(4, 8, 4)],
+        [Move(0, 8, 4), Move(0, 4, 4)],
+        [Move(0, 8, 4), Move(16, 24, 8)],
+        [Move(2, 8, 4)],
+        [Move(0, 9, 4)],
+    ],
+)
+def test_moves_that_are_not_of_whole_frames_are_refused(moves: list[Move]) -> None:
+    with pytest.raises(ValueError, match=r"one target|not of a frame"):
+        exchange_cycles(moves)

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from alipes.instance.memory.staging import StagingLedger, SwitchPath
+from alipes.instance.memory.staging import OnDevice, StagingLedger, SwitchPath
 from alipes.instance.memory.staging_plan import StagingArea
 
 KV = 255
@@ -37,20 +37,34 @@ class Staging(RuleBasedStateMachine):
         self.flights: dict[int, tuple[str, int] | None] = {}
         self.late: dict[int, bytes] = {}
         self.lost = 0
-        for number in range(data.draw(st.integers(0, 2), "models kept")):
-            self.keep(f"kept{number}", data.draw(WEIGHTS))
+        self.keep({f"kept{i}": w for i, w in enumerate(data.draw(st.lists(WEIGHTS, max_size=2)))})
 
     # --- the obvious model -----------------------------------------------------------------------
 
-    def keep(self, model: str, weights: bytes) -> None:
-        self.models[model] = weights
-        count = -(-len(weights) // self.area.chunk_bytes)
-        free = [p for p in range(len(self.area.places)) if p not in self.held]
-        places = self.ledger.keep(model, len(weights), range(count))
-        assert places == dict(zip(range(count), free, strict=False))
-        for chunk, place in places.items():
-            self.fill(place, self.content(model, chunk))
-            self.held[place] = (model, chunk)
+    def keep(self, models: dict[str, bytes]) -> None:
+        """Some lie where there are places, the others below the arena, apart from each other."""
+        self.models |= models
+        size, places = self.area.chunk_bytes, self.area.places
+        chunks = [(name, c) for name, w in models.items() for c in range(-(-len(w) // size))]
+        at = {
+            chunk: places[i // 2 * 3].offset if i % 2 and i // 2 * 3 < len(places) else -i - 1
+            for i, chunk in enumerate(chunks)
+        }
+        moving = self.ledger.keep(
+            [
+                OnDevice(name, len(w), {c: at[n, c] for n, c in chunks if n == name})
+                for name, w in models.items()
+            ]
+        )
+        kept = chunks[: len(places)]
+        near = {place.offset: i for i, place in enumerate(places[: len(kept)])}
+        free = [i for i in near.values() if places[i].offset not in map(at.__getitem__, kept)]
+        for chunk in kept:
+            place = near[at[chunk]] if at[chunk] in near else free.pop(0)
+            assert moving.pop(at[chunk], place) == place
+            self.fill(place, self.content(*chunk))
+            self.held[place] = chunk
+        assert not moving
 
     def stretch(self, layer: int) -> range:
         """The bytes of a layer's blocks."""

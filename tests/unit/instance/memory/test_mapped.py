@@ -44,11 +44,20 @@ def test_tensors_stay_where_they_are_and_see_what_was_moved() -> None:
     assert numbers(memory) == [3, 1, 0, 77, 5, 2]
 
 
-def test_neighbours_that_came_from_apart_move_together() -> None:
+def test_frames_that_came_from_apart_move_together() -> None:
     memory = numbered(8)
     memory.exchange(moves((0, 2), (5, 3)))
-    memory.exchange([Move(2 * GRANULE, 6 * GRANULE, 2 * GRANULE)])
-    assert numbers(memory) == [2, 1, 6, 7, 4, 3, 0, 5]
+    memory.exchange(moves((1, 3), unit=2 * GRANULE))
+    assert numbers(memory)[6:] == [0, 5]
+
+
+def test_what_nobody_wants_fills_what_is_missing() -> None:
+    memory = numbered(8)
+    before = memory.data.clone().view(8, -1)[:, 0].tolist()
+    memory.exchange(moves((0, 4), (1, 6), (2, 7), (5, 3), (3, 5)))
+    after = numbers(memory)
+    assert [after[4], after[6], after[7], after[3], after[5]] == [0, 1, 2, 5, 3]
+    assert sorted(after) == before
 
 
 def test_more_than_is_set_aside_at_once() -> None:
@@ -66,17 +75,17 @@ def test_where_the_kernel_refuses_bytes_are_copied(monkeypatch: pytest.MonkeyPat
             self.asked.append(nbytes)
             return ctypes.c_void_p(-1).value
 
-    memory, kernel = numbered(7), Refusing()
+    memory, kernel = numbered(6), Refusing()
     monkeypatch.setattr(mapped, "_libc", lambda: kernel)
-    memory.exchange([Move(4 * GRANULE, 0, 3 * GRANULE)])
-    assert numbers(memory) == [4, 5, 6, 3, 0, 1, 2]
+    memory.exchange(moves((1, 0), unit=3 * GRANULE))
+    assert numbers(memory) == [3, 4, 5, 0, 1, 2]
     assert kernel.asked[:5] == [3 * GRANULE, GRANULE, 2 * GRANULE, GRANULE, GRANULE]
 
 
 def test_parts_of_a_unit_are_refused() -> None:
     memory = numbered(2)
     with pytest.raises(ValueError, match="not in whole units"):
-        memory.exchange([Move(0, GRANULE, GRANULE // 2)])
+        memory.exchange(moves((0, 1), unit=GRANULE // 2))
     assert numbers(memory) == [0, 1]
 
 

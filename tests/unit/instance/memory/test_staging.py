@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from alipes.instance.memory.staging import StagingLedger, SwitchPath
+from alipes.instance.memory.staging import OnDevice, StagingLedger, SwitchPath
 from alipes.instance.memory.staging_plan import Chunks, StagingArea
 
 # Three places in each of two layers of 36 bytes; row 0 is below them all.
@@ -93,7 +93,7 @@ def test_rows_in_use_spoil_what_is_there_until_they_are_given_back() -> None:
 
 def test_what_was_spoiled_is_staged_again_where_there_is_room() -> None:
     ledger = StagingLedger(AREA)
-    ledger.keep("a", 20, range(2))
+    ledger.keep([OnDevice("a", 20, {0: 90, 1: 100})])
     ledger.begin("b", 40)
     write(ledger)
     ledger.occupied(2)
@@ -135,8 +135,9 @@ def test_what_was_staged_of_another_model_is_kept_until_its_place_is_needed() ->
 
 def test_kept_chunks_take_the_highest_places_and_count_once_their_model_is_staged() -> None:
     ledger = StagingLedger(AREA)
-    assert ledger.keep("a", 30, (2, 0)) == {2: 0, 0: 1}
-    assert ledger.keep("b", 100, range(10)) == {0: 2, 1: 3, 2: 4, 3: 5}
+    first = OnDevice("a", 30, {2: 200, 0: 210})
+    second = OnDevice("b", 100, {chunk: 300 + chunk for chunk in range(10)})
+    assert ledger.keep([first, second]) == {200: 0, 210: 1, 300: 2, 301: 3, 302: 4, 303: 5}
     assert (ledger.clean_bytes, ledger.slack) == (0, 60)
     ledger.begin("a", 30)
     assert ledger.clean_bytes == 20
@@ -146,8 +147,15 @@ def test_kept_chunks_take_the_highest_places_and_count_once_their_model_is_stage
     ledger.occupied(3)
     assert chunks(ledger, "a") == [(0, 1), (2, 0)]
     assert chunks(ledger, "b") == []
-    with pytest.raises(ValueError, match="a is being staged: no chunks of c can be kept"):
-        ledger.keep("c", 10, (0,))
+    with pytest.raises(ValueError, match="a is being staged: no chunks can be kept"):
+        ledger.keep([OnDevice("c", 10, {0: 90})])
+
+
+def test_kept_chunks_stay_where_they_are_unless_higher_rows_have_room() -> None:
+    ledger = StagingLedger(AREA)
+    # The places begin at 26, 62, 16, 52, 6 and 42.
+    assert ledger.keep([OnDevice("a", 30, {0: 16, 1: 62, 2: 6})]) == {6: 0}
+    assert chunks(ledger, "a") == [(0, 2), (1, 1), (2, 0)]
 
 
 def test_slack_is_what_unused_places_could_still_take() -> None:

@@ -263,7 +263,7 @@ def test_sizes_of_chunks() -> None:
     assert chunk_bytes(models(128 * PAGE + 1, 1)) == PAGE
     assert chunk_bytes(models(128 * 5000, 1)) == 2 * PAGE
     assert chunk_bytes(models(1 << 50, 1)) == 64 << 20
-    assert frame_bytes(models(1 << 30, 16), GRANULE) == 2 << 20
-    assert frame_bytes(models(1 << 30, 1), GRANULE) == 128 << 10
+    assert frame_bytes(models(1 << 30, 16), GRANULE) == 4 << 20
+    assert frame_bytes(models(1 << 30, 1), GRANULE) == 256 << 10
     assert frame_bytes(models(1 << 20, 1000), GRANULE) == GRANULE
     assert frame_bytes(models(1 << 50, 1 << 20), GRANULE) == 64 << 20
