@@ -20,6 +20,10 @@ from rich.markup import escape
 from alipes.cli.machine import cpu_name
 from alipes.replay.tables import plain_table, titled
 
+# A script here has the name of a distribution that transformers looks for: that one comes first.
+if Path(sys.path[0]) == Path(__file__).parent:
+    sys.path.append(sys.path.pop(0))
+
 PACKAGES: Final = ("alipes", "torch", "transformers", "granian", "msgspec", "sglang-router")
 
 
