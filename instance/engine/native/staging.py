@@ -26,6 +26,7 @@ from alipes.instance.memory.moves import Move, order_copies
 from alipes.instance.memory.plan import PAGE, ModelPlan
 from alipes.instance.memory.staging import OnDevice, StagedSwitch, StagingLedger, SwitchPath
 from alipes.instance.memory.staging_plan import Chunks, StagingArea
+from alipes.kernels.table import kernels_for
 
 SHARE: Final = 0.25
 """The part of the time that the writer is busy while a model serves."""
@@ -271,9 +272,8 @@ class Stager:
             memory.exchange([*needed.values(), *kept])
             return set(needed)
         ordered, dropped = order_copies(list(needed.values()), len(needed))
-        for move in ordered:
-            source = memory.data[move.source : move.source + move.nbytes]
-            memory.data[move.target : move.target + move.nbytes].copy_(source)
+        runs = [(move.source, move.target, move.nbytes) for move in ordered]
+        kernels_for(memory.data.device, None).move(memory.data, runs)
         lost = {move.target for move in dropped}
         return {chunk for chunk, move in needed.items() if move.target not in lost}
 
