@@ -58,7 +58,7 @@ class _Calibration:
         """The first and then all ``full`` computed blocks, as far as the host has slabs, each time
         with the state after them where the model has one."""
         engine, host = self._engine, self._engine.host
-        slabs = -(-report.block_bytes // host.slab_bytes)
+        slabs = report.block_slabs(host.slab_bytes)
         first = report.slot_bytes // host.slab_bytes
         state = [BlockCopy(report.kv_blocks, tuple(range(first)))] if report.slots else []
         count = min(full, max(0, host.count - first) // slabs)

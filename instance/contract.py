@@ -261,7 +261,8 @@ ToInstance = Welcome | Refused | Ping | Resync | Submit | Cancel | Drain | Stop
 class ModelReport(Wire, frozen=True):
     """What one model needs and allows on this instance. ``kv_blocks`` is the device capacity in
     blocks while the model is active; ``kv_format`` goes into the chain root. A model with recurrent
-    layers has ``slots`` of ``slot_bytes`` for their state."""
+    layers has ``slots`` of ``slot_bytes`` for their state. A block takes ``host_block_bytes`` on
+    the host of each rank, 0 meaning ``block_bytes``: what ranks have in common is stored once."""
 
     name: str
     kv_format: str
@@ -272,6 +273,11 @@ class ModelReport(Wire, frozen=True):
     kv_blocks: int
     slot_bytes: int = 0
     slots: int = 0
+    host_block_bytes: int = 0
+
+    def block_slabs(self, slab_bytes: int) -> int:
+        """Slabs of one block on the host of each rank."""
+        return -(-(self.host_block_bytes or self.block_bytes) // slab_bytes)
 
 
 class Hello(Wire, frozen=True):

@@ -63,8 +63,9 @@ class Sampled:
 @dataclass(frozen=True, slots=True)
 class HostSlabs:
     """The host memory for KV of all models: ``count`` slabs of ``slab_bytes`` each. One block of
-    a model takes ``block_bytes / slab_bytes`` slabs, one slot ``slot_bytes / slab_bytes``, which
-    need not be neighbours: the bytes of its layers, first to last, fill them in their order."""
+    a model takes as many as its report says (``block_slabs``), one slot ``slot_bytes /
+    slab_bytes``, which need not be neighbours: the bytes of its layers, first to last, fill them
+    in their order."""
 
     slab_bytes: int
     count: int

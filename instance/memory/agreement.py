@@ -8,7 +8,8 @@ Every rank copies its own share of every block, and says how far it has come::
              -----
              the verdict: 2 blocks    nothing may be published before it, nothing beyond it
 
-What a rank does not say is not known, so a rank that is late or lost costs reuse and nothing else.
+What a rank does not say is not known, so one that is late, or never speaks again, costs reuse and
+nothing else.
 It may still read the device and write the slabs of a copy on which the verdict is given; whoever
 uses this sees to it that each rank makes its copies one after another, so that what is agreed on
 later cannot be overwritten by it.
@@ -46,7 +47,6 @@ class Agreement:
     def __init__(self, ranks: int, bound: int) -> None:
         self._ranks: Final = ranks
         self._bound: Final = bound
-        self._lost: set[int] = set()
         # In the order of their tickets, which is that in which they are decided.
         self._copies: dict[int, _Copy] = {}
         self._last: int | None = None
@@ -65,8 +65,8 @@ class Agreement:
         to add where ``ended``. A mark is what all ranks must have in common: a checksum of the
         bytes where all hold the same state, which is stored once, anything that is the same
         for the block where each holds a shard. What comes after the verdict is too late."""
-        if not 0 <= rank < self._ranks or rank in self._lost:
-            raise ValueError(f"rank {rank} is not one of {self._ranks}, or is lost")
+        if not 0 <= rank < self._ranks:
+            raise ValueError(f"rank {rank} is not one of {self._ranks}")
         if self._last is None or ticket > self._last:
             raise ValueError(f"copy {ticket} has not begun")
         copy = self._copies.get(ticket)
@@ -80,19 +80,13 @@ class Agreement:
         if ended:
             copy.open.remove(rank)
 
-    def lose(self, rank: int) -> None:
-        """``rank`` will say nothing more."""
-        if not 0 <= rank < self._ranks:
-            raise ValueError(f"rank {rank} is not one of {self._ranks}")
-        self._lost.add(rank)
-
     def decided(self, now: int) -> tuple[CopyEnd, ...]:
         """Verdicts since this was last asked, in the order of tickets: of copies that every rank
-        has ended, or is lost to, and of those whose bound has passed."""
+        has ended, and of those whose bound has passed."""
         ends: list[CopyEnd] = []
         while self._copies:
             ticket, copy = next(iter(self._copies.items()))
-            if copy.open - self._lost and now < copy.due:
+            if copy.open and now < copy.due:
                 break
             ends.append(CopyEnd(ticket, copy.agreed))
             del self._copies[ticket]
@@ -102,7 +96,3 @@ class Agreement:
     def pending(self) -> int:
         """Copies on which there is no verdict yet."""
         return len(self._copies)
-
-    def wakeup(self) -> int | None:
-        """When the next verdict is given if nothing is heard; None without a copy."""
-        return next((copy.due for copy in self._copies.values()), None)

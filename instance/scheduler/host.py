@@ -54,7 +54,7 @@ class HostKv:
         self.torn = 0
         self._shared = shared
         self._block_tokens = block_tokens
-        self._slabs = {r.name: -(-r.block_bytes // host.slab_bytes) for r in reports}
+        self._slabs = {r.name: r.block_slabs(host.slab_bytes) for r in reports}
         self._slot_slabs = {r.name: -(-r.slot_bytes // host.slab_bytes) for r in reports}
         self._revision = {report.name: report.kv_format for report in reports}
         self._models: dict[str, list[str]] = defaultdict(list)

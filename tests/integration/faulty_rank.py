@@ -1,4 +1,5 @@
-"""A rank whose copies to the host go wrong, by turns, in each of the ways that there are."""
+"""A rank whose copies to the host go wrong, by turns, in each of the ways that there are, and whose
+copies from it are slow."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from alipes.instance.engine.native.parallel.follower import main
 from alipes.kernels import table
 
 DELAY_SECONDS = 0.3
-_GOOD = table.CPU.copy_out
+SLOW_SECONDS = 0.02
+_GOOD, _IN = table.CPU.copy_out, table.CPU.copy_in
 _FAULTS = itertools.cycle(("none", "drop", "none", "corrupt", "none", "delay", "none"))
 
 
@@ -31,6 +33,11 @@ def faulty(pool: torch.Tensor, rows: torch.Tensor, host: torch.Tensor, slabs: to
             _GOOD(pool, rows, host, slabs)
 
 
+def slow(host: torch.Tensor, slabs: torch.Tensor, pool: torch.Tensor, rows: torch.Tensor) -> None:
+    time.sleep(SLOW_SECONDS)
+    _IN(host, slabs, pool, rows)
+
+
 if __name__ == "__main__":
-    table.CPU = replace(table.CPU, copy_out=faulty)  # type: ignore[misc]
+    table.CPU = replace(table.CPU, copy_out=faulty, copy_in=slow)  # type: ignore[misc]
     main()

@@ -89,9 +89,10 @@ def test_each_rank_has_its_part(engines: tuple[ParallelEngine, NativeEngine]) ->
     for part, all_ in zip(divided, whole, strict=True):
         assert part.weight_bytes < all_.weight_bytes
         assert part.kv_format != all_.kv_format
-        # Latent state is not divided.
+        # Latent state is not divided, but stored once on the host.
         shared = "latent" in all_.kv_format
         assert part.block_bytes == all_.block_bytes // (1 if shared else 2)
+        assert part.host_block_bytes == all_.host_block_bytes // 2
 
 
 def test_refused_rows_leave_the_ranks_together(
@@ -107,23 +108,24 @@ def test_refused_rows_leave_the_ranks_together(
     assert generate(engine, 0, 5).tolist() == want
 
 
+@pytest.mark.parametrize("model", [0, 2], ids=["a part in each", "stored once"])
 def test_state_comes_back_from_the_hosts_of_both(
-    engines: tuple[ParallelEngine, NativeEngine],
+    engines: tuple[ParallelEngine, NativeEngine], model: int
 ) -> None:
     engine, _ = engines
-    engine.activate("llama")
-    want = generate(engine, 0, 8).tolist()
-    each = engine.reports[0].block_bytes // engine.host.slab_bytes
+    engine.activate(FAMILIES[model])
+    want = generate(engine, model, 8).tolist()
+    each = engine.reports[model].block_slabs(engine.host.slab_bytes)
     copies = [BlockCopy(i, tuple(range(i * each, (i + 1) * each))) for i in range(2)]
-    engine.copy_out(1, copies)
+    engine.copy_out(model + 1, copies)
     with pytest.raises(EngineError, match="drain them before qwen3-moe becomes active"):
         engine.activate("qwen3-moe")
-    assert engine.drain() == (CopyEnd(1, 2),)
+    assert engine.drain() == (CopyEnd(model + 1, 2),)
     engine.activate("qwen3-moe")
     generate(engine, 1, 3)
-    engine.activate("llama")
+    engine.activate(FAMILIES[model])
     engine.copy_in(copies)
-    assert generate(engine, 0, 8, done=128).tolist() == want
+    assert generate(engine, model, 8, done=128).tolist() == want
 
 
 def test_a_rank_that_dies_ends_the_engine(engines: tuple[ParallelEngine, NativeEngine]) -> None:

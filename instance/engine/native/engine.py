@@ -24,7 +24,7 @@ from alipes.instance.engine.native.model import (
     rotary_angles,
 )
 from alipes.instance.engine.native.parallel.messages import Held
-from alipes.instance.engine.native.parallel.share import WHOLE
+from alipes.instance.engine.native.parallel.share import WHOLE, Share
 from alipes.instance.engine.native.passes import Pass
 from alipes.instance.engine.native.sampler import sample
 from alipes.instance.engine.native.shape import (
@@ -108,10 +108,12 @@ class NativeEngine:
             name: _workspace(shape, self._arena.runtime, size) for name, shape in shapes.items()
         }
         self._models = {
-            m.name: _load_model(Path(m.folder), shapes[m.name], planned, settings, plan.slab_bytes)
+            m.name: _load_model(
+                Path(m.folder), shapes[m.name], planned, settings, plan.slab_bytes, share
+            )
             for m, planned in zip(settings.models, plan.models, strict=True)
         }
-        self._host = HostPool(plan, self._device, checked=group is not None)
+        self._host = HostPool(plan, self._device, group)
         weights = {name: _weights(model, size) for name, model in self._models.items()}
         self._stager = Stager(self._arena, weights, self._device, switching)
         self._ticket: float = -math.inf
@@ -306,8 +308,10 @@ def _load_model(
     plan: ModelPlan,
     settings: InstanceSettings,
     slab_bytes: int,
+    share: Share,
 ) -> _Resident:
     host = load_packed(folder, shape.layout)
+    rows = block_rows(shape.states, settings.block_tokens, plan, slab_bytes, share)
     report = ModelReport(
         name=plan.name,
         kv_format=_kv_format(shape, host, settings.block_tokens),
@@ -318,10 +322,10 @@ def _load_model(
         kv_blocks=plan.kv_blocks,
         slot_bytes=plan.slot_bytes,
         slots=plan.slots,
+        host_block_bytes=rows.slabs * slab_bytes,
     )
     if settings.device != "cpu":
         host = host.pin_memory()
-    rows = block_rows(shape.states, settings.block_tokens, plan, slab_bytes)
     return _Resident(shape, plan, host, report, rows)
 
 

@@ -6,36 +6,52 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from alipes.instance.engine.native.intact import CheckedCopy, Places
 from alipes.instance.engine.native.parallel.messages import Held
+from alipes.instance.engine.native.parallel.share import WHOLE, Share
 from alipes.instance.engine.protocol import BlockCopy, CopyEnd, EngineError, HostSlabs
 from alipes.instance.memory.device import pinned_buffer, release_pinned
 from alipes.instance.memory.plan import MemoryPlan, ModelPlan
 from alipes.instance.memory.specs import PagedLatent, StateSpec, paged
 from alipes.kernels.table import kernels_for
 
+if TYPE_CHECKING:
+    from alipes.instance.engine.native.parallel.group import Group
+
 
 @dataclass(frozen=True, slots=True)
 class BlockRows:
     """A model's KV pool as rows of one slab each: part i of block b is row ``first[i] + b *
     stride[i]``; both (parts,) int64. Slot s is all rows from ``slot_first + s * slot_parts`` to
-    the next one's. ``common`` (parts,) bool tells which parts are the same in all ranks."""
+    the next one's.
+
+    On the host, part i lies in slab ``place[i]`` of those of the block, in the memory of rank
+    ``writer[i]``; both (parts,) int64. That is one's own rank but for parts that are ``common``
+    (parts,) bool to all ranks: those are stored once, and each rank writes its share of them."""
 
     first: torch.Tensor
     stride: torch.Tensor
+    place: torch.Tensor
+    writer: torch.Tensor
     common: torch.Tensor
+    rank: int
     blocks: int
     slot_first: int
     slot_parts: int
     slots: int
 
-    def parts(self, device: int) -> int:
-        """Slabs of one device block, which is a slot behind the blocks."""
-        return len(self.first) if device < self.blocks else self.slot_parts
+    @property
+    def slabs(self) -> int:
+        """Those of one block, in the memory of each rank."""
+        return int(self.place.max()) + 1 if len(self.place) else 0
+
+    def slabs_of(self, device: int) -> int:
+        """Those of one device block, which is a slot behind the blocks."""
+        return self.slabs if device < self.blocks else self.slot_parts
 
     def places(self, devices: torch.Tensor) -> torch.Tensor:
         """Rows of device blocks (n,) int64, one after another; those that are slots come last."""
@@ -47,7 +63,11 @@ class BlockRows:
 
 
 def block_rows(
-    states: Sequence[StateSpec], block_tokens: int, plan: ModelPlan, slab_bytes: int
+    states: Sequence[StateSpec],
+    block_tokens: int,
+    plan: ModelPlan,
+    slab_bytes: int,
+    share: Share = WHOLE,
 ) -> BlockRows:
     """Layer by layer on the device, ``plan.kv_blocks`` blocks in each; a block's parts are those
     of its layers in order. Slots follow, each in one piece."""
@@ -59,17 +79,30 @@ def block_rows(
         parts = block_tokens * state.token_bytes // slab_bytes
         first.extend(range(at, at + parts))
         stride.extend([parts] * parts)
-        common.extend([isinstance(state, PagedLatent)] * parts)
+        common.extend([share.ranks > 1 and isinstance(state, PagedLatent)] * parts)
         at += parts * plan.kv_blocks
+    shared = torch.tensor(common, dtype=torch.bool)
+    place, writer = _divide(shared, share)
     return BlockRows(
         torch.tensor(first, dtype=torch.int64),
         torch.tensor(stride, dtype=torch.int64),
-        torch.tensor(common, dtype=torch.bool),
+        place,
+        writer,
+        shared,
+        share.rank,
         plan.kv_blocks,
         slot_first=at,
         slot_parts=plan.slot_bytes // slab_bytes,
         slots=plan.slots,
     )
+
+
+def _divide(common: torch.Tensor, share: Share) -> tuple[torch.Tensor, torch.Tensor]:
+    """Places and writers of parts: one's own come first, those in common are dealt out."""
+    own = int((~common).sum())
+    dealt = common.cumsum(0) - 1
+    place = torch.where(common, own + dealt // share.ranks, (~common).cumsum(0) - 1)
+    return place, torch.where(common, dealt % share.ranks, share.rank)
 
 
 class _Copy(Protocol):
@@ -123,18 +156,19 @@ class _Stream:
 
 class HostPool:
     """Owns the slabs; who may use which is the scheduler's affair. ``pool`` is a model's KV on
-    the device, (rows, slab_bytes) uint8. Where ``checked``, as in one rank of several, ends of
-    copies are not told, but what ``held`` says of them."""
+    the device, (rows, slab_bytes) uint8. In a ``group`` ends of copies are not told, but what
+    ``held`` says of them, and all ranks see the slabs of all."""
 
-    def __init__(self, plan: MemoryPlan, device: torch.device, checked: bool = False) -> None:
+    def __init__(self, plan: MemoryPlan, device: torch.device, group: Group | None = None) -> None:
         self.slabs = HostSlabs(plan.slab_bytes, plan.host_slabs)
         self._device = device
-        self._buffer = pinned_buffer(plan.host_slabs * plan.slab_bytes, device)
-        self._memory = self._buffer.view(plan.host_slabs, plan.slab_bytes)
+        nbytes = plan.host_slabs * plan.slab_bytes
+        self._buffer = pinned_buffer(nbytes, device) if group is None else group.shared(nbytes)
+        self._memory = self._buffer.view(-1, plan.slab_bytes)
         self._kernels = kernels_for(device, None)
         self._lane = _Thread() if device.type == "cpu" else _Stream(device)
         self._copies: deque[tuple[int, _Copy]] = deque()
-        self._checked: dict[int, CheckedCopy] | None = {} if checked else None
+        self._checked: dict[int, CheckedCopy] | None = None if group is None else {}
 
     @property
     def busy(self) -> bool:
@@ -160,16 +194,17 @@ class HostPool:
         self, ticket: int, pool: torch.Tensor, rows: BlockRows, copies: Sequence[BlockCopy]
     ) -> None:
         assert self._checked is not None
-        each = [Places(*self._places(rows, [c]), self._common(rows, c.device)) for c in copies]
+        each = [self._checked_places(rows, copy) for copy in copies]
         copy = CheckedCopy(pool, self._memory, each, self._kernels)
         self._checked[ticket] = copy
         self._copies.append((ticket, self._lane.begin(copy.run)))
 
-    @staticmethod
-    def _common(rows: BlockRows, device: int) -> torch.Tensor:
-        if device < rows.blocks:
-            return rows.common
-        return torch.zeros(rows.slot_parts, dtype=torch.bool)
+    def _checked_places(self, rows: BlockRows, copy: BlockCopy) -> Places:
+        devices, slabs = self._places(rows, [copy])
+        if copy.device < rows.blocks:
+            return Places(devices, slabs, rows.common, rows.writer == rows.rank)
+        ours = torch.ones(rows.slot_parts, dtype=torch.bool)
+        return Places(devices, slabs, ~ours, ours)
 
     def held(self) -> tuple[Held, ...]:
         """What is to be said of copies since this was last asked."""
@@ -218,16 +253,27 @@ class HostPool:
         self, rows: BlockRows, copies: Sequence[BlockCopy]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows on the device and slabs on the host, (n,) int64 each, of all parts."""
-        copies = sorted(copies, key=lambda copy: copy.device >= rows.blocks)
         for copy in copies:
-            parts = rows.parts(copy.device)
-            if len(copy.slabs) != parts:
-                raise EngineError(f"block {copy.device} takes {parts} slabs, not {copy.slabs}")
-        devices = torch.tensor([copy.device for copy in copies], dtype=torch.int64)
-        slabs = torch.tensor([s for copy in copies for s in copy.slabs], dtype=torch.int64)
+            count = rows.slabs_of(copy.device)
+            if len(copy.slabs) != count:
+                raise EngineError(f"block {copy.device} takes {count} slabs, not {copy.slabs}")
+        blocks = [copy for copy in copies if copy.device < rows.blocks]
+        slots = [copy for copy in copies if copy.device >= rows.blocks]
+        devices = torch.tensor([copy.device for copy in (*blocks, *slots)], dtype=torch.int64)
         _check_range(devices, rows.blocks + rows.slots, "device block")
+        of_blocks = (
+            self._slabs_of(blocks, rows.slabs)[:, rows.place] + rows.writer * self.slabs.count
+        )
+        of_slots = self._slabs_of(slots, rows.slot_parts) + rows.rank * self.slabs.count
+        return rows.places(devices), torch.cat([of_blocks.flatten(), of_slots.flatten()])
+
+    def _slabs_of(self, copies: Sequence[BlockCopy], each: int) -> torch.Tensor:
+        """(n, each) int64"""
+        slabs = torch.tensor([copy.slabs for copy in copies], dtype=torch.int64).view(
+            len(copies), each
+        )
         _check_range(slabs, self.slabs.count, "slab")
-        return rows.places(devices), slabs
+        return slabs
 
 
 def _check_range(indices: torch.Tensor, count: int, what: str) -> None:

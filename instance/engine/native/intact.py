@@ -17,12 +17,13 @@ PIECE_PARTS: Final = 256
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """One block: its rows on the device and its slabs on the host, (parts,) int64, and which of
-    them, (parts,) bool, hold what is the same in all ranks."""
+    """One block: its rows on the device and its slabs on the host, (parts,) int64; which of them,
+    (parts,) bool, hold what is the same in all ranks, and which of them this rank writes."""
 
     rows: torch.Tensor
     slabs: torch.Tensor
     common: torch.Tensor
+    ours: torch.Tensor
 
 
 class CheckedCopy:
@@ -57,10 +58,13 @@ class CheckedCopy:
     def _copy(self, blocks: Sequence[Places]) -> bool:
         rows = torch.cat([block.rows for block in blocks])
         slabs = torch.cat([block.slabs for block in blocks])
+        ours = torch.cat([block.ours for block in blocks])
         sent = self._kernels.checksums(self._pool, rows)
-        self._kernels.copy_out(self._pool, rows, self._host, slabs)
+        self._kernels.copy_out(self._pool, rows[ours], self._host, slabs[ours])
+        # Of what others write, they say themselves whether it is what all ranks have.
+        came = sent.clone()
+        came[ours] = self._kernels.checksums(self._host, slabs[ours])
         counts = [len(block.rows) for block in blocks]
-        came = self._kernels.checksums(self._host, slabs)
         each = torch.split(torch.stack((sent, came)), counts, dim=1)
         for block, (there, here) in zip(blocks, each, strict=True):
             if not torch.equal(there, here):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,7 @@ from alipes.instance.engine.native.parallel.messages import (
     CopyOut,
     Here,
     Ready,
+    Restored,
     Stage,
     Start,
     Switched,
@@ -77,23 +79,32 @@ class ParallelEngine:
         self._agreement: Final = Agreement(settings.ranks, round(patience.copy * _SECOND))
         self._links: list[Link] = []
         self._active = ""
-        with ExitStack() as undo:
-            undo.callback(self._close_links)
-            with tempfile.TemporaryDirectory(prefix="alipes-ranks-") as folder:
-                self._build(settings_of_rank(settings), follower, patience, Path(folder))
-            undo.pop_all()
+        with ExitStack() as built:
+            folder = built.enter_context(tempfile.TemporaryDirectory(prefix="alipes-ranks-"))
+            memory = os.memfd_create("alipes-host")
+            built.callback(os.close, memory)
+            try:
+                self._start(settings_of_rank(settings), follower, patience.rank, memory, folder)
+            except BaseException:
+                self._close_links()
+                raise
 
-    def _build(
-        self, own: InstanceSettings, follower: Sequence[str], patience: Patience, folder: Path
+    def _start(
+        self,
+        own: InstanceSettings,
+        follower: Sequence[str],
+        seconds: float,
+        memory: int,
+        folder: str,
     ) -> None:
-        meeting, ranks = folder / "ranks", self._ranks
+        meeting, ranks = f"{folder}/ranks", self._ranks
         for rank in range(1, ranks):
-            self._links.append(Link(follower, rank, patience.rank))
-            self._links[-1].send(Start(own, rank, ranks, str(meeting), patience.rank))
+            self._links.append(Link(follower, rank, seconds, memory))
+            self._links[-1].send(Start(own, rank, ranks, meeting, seconds))
         for link in self._links:
             link.answer(Here)
         with self._together():
-            group = Group(meeting, Share(0, ranks), patience.rank)
+            group = Group(Path(meeting), Share(0, ranks), seconds, memory)
             self._engine = NativeEngine(own, group=group)
         ready = [link.answer(Ready) for link in self._links]
         self._reports = _reports(self._engine.reports, [other.reports for other in ready])
@@ -166,8 +177,12 @@ class ParallelEngine:
         return tuple(ends)
 
     def copy_in(self, copies: Sequence[BlockCopy]) -> None:
-        self._engine.copy_in(copies)
+        """Waits for all ranks: the others read slabs that this one writes."""
+        self._check_active()
         self._tell(CopyIn(tuple(copies)))
+        self._engine.copy_in(copies)
+        for link in self._links:
+            link.answer(Restored)
 
     def close(self) -> None:
         for link in self._links:

@@ -1,7 +1,7 @@
 """A rank other than the first: a process that does what the first one tells it.
 
-Started as ``python -P -m alipes.instance.engine.native.parallel.follower FD``, FD being a
-connected stream socket that it inherits.
+Started as ``python -P -m alipes.instance.engine.native.parallel.follower FD MEMORY``, both
+inherited: a connected stream socket, and the file in memory that all ranks share.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ COPY_POLL_SECONDS: Final = 0.002
 log = logging.getLogger("alipes.instance.rank")
 
 
-def follow(channel: Channel) -> int:
+def follow(channel: Channel, memory: int) -> int:
     """Until told to close, or until nobody is there to tell; the exit code."""
     try:
         start = channel.receive(SEND_SECONDS)
         if isinstance(start, Start):
-            _serve(channel, start)
+            _serve(channel, start, memory)
     except ChannelClosed:
         log.info("the first rank is gone")
     except Exception as error:
@@ -48,12 +48,12 @@ def follow(channel: Channel) -> int:
     return 0
 
 
-def _serve(channel: Channel, start: Start) -> None:
+def _serve(channel: Channel, start: Start, memory: int) -> None:
     os.environ.update(thread_environment(start.settings.threads))
     from alipes.instance.engine.native.parallel.rank import Rank
 
     channel.send(Here())
-    rank = Rank(start)
+    rank = Rank(start, memory)
     channel.send(Ready(rank.engine.reports, rank.engine.host))
     while True:
         copying = rank.engine.copying
@@ -80,7 +80,8 @@ def main() -> None:
     logging.basicConfig(
         level=logging.WARNING, stream=sys.stderr, format="%(levelname)s %(message)s"
     )
-    code = follow(Channel(socket.socket(fileno=int(sys.argv[1])), ToRank, SEND_SECONDS))
+    fd, memory = map(int, sys.argv[1:])
+    code = follow(Channel(socket.socket(fileno=fd), ToRank, SEND_SECONDS), memory)
     logging.shutdown()
     # The first rank waits, and there is nothing left for an orderly end to do.
     os._exit(code)

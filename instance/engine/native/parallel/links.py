@@ -27,16 +27,18 @@ class RankLost(RuntimeError):
 
 
 class Link:
-    """One rank's process, started with ``command`` and the number of its socket."""
+    """One rank's process, started with ``command``, the number of its socket and that of the file
+    ``memory``, both of which it inherits."""
 
-    def __init__(self, command: Sequence[str], rank: int, seconds: float) -> None:
+    def __init__(self, command: Sequence[str], rank: int, seconds: float, memory: int) -> None:
         self.rank: Final = rank
         self._held: list[Held] = []
         self._seconds: Final = seconds
         ours, theirs = socket.socketpair()
         with theirs:
             fd = theirs.fileno()
-            self._process = subprocess.Popen([*command, str(fd)], pass_fds=[fd])
+            arguments = [*command, str(fd), str(memory)]
+            self._process = subprocess.Popen(arguments, pass_fds=[fd, memory])
         self._channel = Channel(ours, FromRank, seconds)
 
     def send(self, message: ToRank) -> None:

@@ -94,6 +94,10 @@ class Switched(Message, frozen=True):
     report: SwitchReport
 
 
+class Restored(Message, frozen=True):
+    """The rank has read all slabs of a ``CopyIn``, its own and others'."""
+
+
 class Held(Message, frozen=True):
     """More of a copy is on the host, see ``Agreement.report``."""
 
@@ -109,7 +113,7 @@ class Broken(Message, frozen=True):
     refused: bool
 
 
-FromRank = Here | Ready | Switched | Held | Broken
+FromRank = Here | Ready | Switched | Restored | Held | Broken
 
 
 def to_wire(rows: Sequence[Row]) -> Step:

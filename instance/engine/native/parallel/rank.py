@@ -14,6 +14,7 @@ from alipes.instance.engine.native.parallel.messages import (
     Activate,
     CopyIn,
     CopyOut,
+    Restored,
     Stage,
     Start,
     Step,
@@ -30,15 +31,17 @@ log = logging.getLogger("alipes.instance.rank")
 
 
 class Rank:
-    """Meets the other ranks and loads its share of every model; raises ``EngineError``."""
+    """Meets the other ranks and loads its share of every model; ``memory`` is the file that they
+    have in common. Raises ``EngineError``."""
 
-    def __init__(self, start: Start) -> None:
-        group = Group(Path(start.meeting), Share(start.rank, start.ranks), start.seconds)
+    def __init__(self, start: Start, memory: int) -> None:
+        share = Share(start.rank, start.ranks)
+        group = Group(Path(start.meeting), share, start.seconds, memory)
         self.engine: Final = NativeEngine(start.settings, group=group)
         # A step that counts unless the next thing that is told is that it does not.
         self._step: Pass | None = None
 
-    def do(self, message: ToRank) -> Switched | None:
+    def do(self, message: ToRank) -> Switched | Restored | None:
         self._settle(undo=isinstance(message, Undo))
         match message:
             case Step():
@@ -53,6 +56,7 @@ class Rank:
                 self.engine.copy_out(ticket, copies)
             case CopyIn(copies):
                 self.engine.copy_in(copies)
+                return Restored()
         return None
 
     def _settle(self, undo: bool) -> None:

@@ -35,26 +35,10 @@ def test_of_a_late_rank_counts_what_it_has_said(said: int, intact: int) -> None:
     agreement = begun()
     agreement.report(0, 1, [0] * 4, ended=True)
     agreement.report(1, 1, [0] * said, ended=False)
-    assert agreement.wakeup() == 100
     assert agreement.decided(now=100) == (CopyEnd(1, intact),)
     # Too late: the slabs may hold something else by now.
     agreement.report(1, 1, [0] * (4 - said), ended=True)
     assert agreement.decided(now=200) == ()
-    assert agreement.wakeup() is None
-
-
-def test_a_lost_rank_is_not_waited_for_but_the_others_are() -> None:
-    agreement = begun(ranks=3)
-    agreement.report(0, 1, [0] * 4, ended=True)
-    agreement.report(1, 1, [0] * 2, ended=False)
-    agreement.lose(1)
-    assert agreement.decided(now=1) == ()
-    agreement.report(2, 1, [0] * 4, ended=True)
-    assert agreement.decided(now=1) == (CopyEnd(1, 2),)
-    agreement.begin(2, 5, now=1)
-    agreement.report(0, 2, [0] * 5, ended=True)
-    agreement.report(2, 2, [0] * 5, ended=True)
-    assert agreement.decided(now=1) == (CopyEnd(2, 0),)
 
 
 def test_verdicts_keep_the_order_of_tickets() -> None:
@@ -78,12 +62,8 @@ def test_misuse_is_refused() -> None:
     for rank in (-1, 2):
         with pytest.raises(ValueError, match="not one of 2"):
             agreement.report(rank, 1, [], ended=True)
-        with pytest.raises(ValueError, match="not one of 2"):
-            agreement.lose(rank)
     agreement.report(0, 1, [0], ended=True)
     with pytest.raises(ValueError, match="rank 0 has ended its copy 1"):
         agreement.report(0, 1, [0], ended=False)
-    agreement.lose(1)
-    with pytest.raises(ValueError, match="is lost"):
-        agreement.report(1, 1, [0], ended=False)
-    assert agreement.decided(now=0) == (CopyEnd(1, 0),)
+    agreement.report(1, 1, [0], ended=True)
+    assert agreement.decided(now=0) == (CopyEnd(1, 1),)

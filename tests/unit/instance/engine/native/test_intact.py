@@ -14,15 +14,15 @@ PARTS, BLOCKS = 4, 3 * PIECE_PARTS // 4
 
 
 def begun(
-    fault: Callable[[Tensor, Tensor], None] | None = None, common: int = 0
+    fault: Callable[[Tensor, Tensor], None] | None = None, common: int = 0, ours: int = PARTS
 ) -> tuple[CheckedCopy, Tensor, Tensor, list[Places]]:
     """Copies of ``BLOCKS`` blocks; ``fault`` is done to the host's memory after each piece."""
     torch.manual_seed(1)
     pool = torch.randint(0, 255, (BLOCKS * PARTS, 32), dtype=torch.uint8)
     host = torch.zeros(BLOCKS * PARTS, 32, dtype=torch.uint8)
     rows, slabs = (torch.randperm(BLOCKS * PARTS).view(BLOCKS, PARTS) for _ in range(2))
-    shared = torch.arange(PARTS) < common
-    blocks = [Places(r, s, shared) for r, s in zip(rows, slabs, strict=True)]
+    shared, written = torch.arange(PARTS) < common, torch.arange(PARTS) < ours
+    blocks = [Places(r, s, shared, written) for r, s in zip(rows, slabs, strict=True)]
 
     def copy_out(pool: Tensor, rows: Tensor, host: Tensor, slabs: Tensor) -> None:
         CPU.copy_out(pool, rows, host, slabs)
@@ -68,3 +68,16 @@ def test_nothing_from_a_torn_block_on_is_intact(block: int) -> None:
     torn = int(blocks[block].slabs[2])
     copy.run()
     assert len(copy.take()) == block
+
+
+def test_what_others_write_is_left_to_them() -> None:
+    copy, pool, host, blocks = begun(common=PARTS, ours=1)
+    copy.run()
+    marks = copy.take()
+    assert len(set(marks)) == BLOCKS
+    for block in blocks:
+        assert torch.equal(host[block.slabs[:1]], pool[block.rows[:1]])
+        assert not host[block.slabs[1:]].any()
+    whole, *_ = begun(common=PARTS)
+    whole.run()
+    assert whole.take() == marks

@@ -24,7 +24,8 @@ def start() -> Iterator[Start]:
     links = []
 
     def begin(script: str, seconds: float = 10.0) -> Link:
-        links.append(Link([sys.executable, "-P", "-c", PREFACE + script], 3, seconds))
+        command = [sys.executable, "-P", "-c", PREFACE + script]
+        links.append(Link(command, 3, seconds, sys.stdout.fileno()))
         return links[-1]
 
     yield begin
