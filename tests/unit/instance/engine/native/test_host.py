@@ -8,6 +8,7 @@ import torch
 
 from alipes.instance.contract import InstanceSettings, Pool, Targets
 from alipes.instance.engine.native.host import BlockRows, HostPool, block_rows
+from alipes.instance.engine.native.parallel.share import Share
 from alipes.instance.engine.protocol import BlockCopy, CopyEnd, EngineError, HostSlabs
 from alipes.instance.memory.plan import Footprint, MemoryPlan, ModelPlan, plan_instance
 from alipes.instance.memory.specs import (
@@ -174,3 +175,22 @@ def test_no_host_memory_is_no_slabs() -> None:
     assert empty.slabs.count == 0
     assert empty.drain() == ()
     empty.close()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_divide_what_they_have_in_common(ranks: int) -> None:
+    """Latents of 5 slabs a block in all: each is stored once, its own parts with every rank."""
+    states = (PagedLatent(96), PagedKV(1, 16), PagedLatent(64))
+    shares = [block_rows(states, TOKENS, MODEL, 512, Share(r, ranks)) for r in range(ranks)]
+    stored = set()
+    for rank, rows in enumerate(shares):
+        assert rows.common.tolist() == [True] * 3 + [False] + [True] * 2
+        assert int(rows.writer[3]) == rank
+        assert rows.slabs == 1 + -(-5 // ranks)
+        places = list(zip(rows.writer.tolist(), rows.place.tolist(), strict=True))
+        assert len(set(places)) == 6
+        stored.add(tuple(place for place in places if place != places[3]))
+    assert len(stored) == 1
+    alone = block_rows(states, TOKENS, MODEL, 512)
+    assert alone.place.tolist() == list(range(6))
+    assert not alone.writer.any()
