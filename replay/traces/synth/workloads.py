@@ -41,7 +41,7 @@ def synthesise(name: str, wish: Wish) -> Trace:
     if wish.seed < 0:
         raise ValueError(f"seed {wish.seed} is below 0")
     if workload.fixed_sessions and wish.sessions:
-        raise ValueError(f"{name} has the sessions of the published trace; leave the number of sessions out")
+        raise ValueError(f"{name} is the published trace; leave the number of sessions out")
     if workload.from_recorded and wish.recorded is None:
         raise ValueError(f"{name} is drawn from recorded sessions; name their file, --recorded")
     if not workload.from_recorded and wish.recorded is not None:
