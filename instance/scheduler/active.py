@@ -271,10 +271,9 @@ class ActiveModel:
         the others will be recomputed. The blocks of the saved stay as they are."""
         copying = Copying()
         for call in sorted(self.state.resident.values(), key=lambda call: call.order):
-            held = call.slot if call.origin is None else call.origin
-            if not self._host.save(
-                call, copying, None if held is None else self.space.device_of(held)
-            ):
+            slot = call.state_slot
+            device = None if slot is None else self.space.device_of(slot)
+            if not self._host.save(call, copying, device):
                 self.preempt(call)
                 continue
             call.move(CallState.SAVED)

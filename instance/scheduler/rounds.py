@@ -278,18 +278,19 @@ class RoundScheduler:
         """These checkpoints have ended: what they copied can be restored from now on. Of a copy
         that is not whole no more than its intact beginning is published, and calls that rely on
         the rest are recomputed."""
-        saved = [call for state in self._calls.models.values() for call in state.saved.values()]
         for end in ends:
-            torn = self._host.lost(end, saved)
-            for call in torn:
-                self._calls.requeue_saved(call)
-                saved.remove(call)
+            if end.intact is not None:
+                self._requeue_torn(end)
             copying = self._host.ended(end)
             if self._active is not None:
                 self._active.copied(copying)
-            if torn:
-                self._changed()
         return self._progress()
+
+    def _requeue_torn(self, end: CopyEnd) -> None:
+        saved = [call for state in self._calls.models.values() for call in state.saved.values()]
+        for call in self._host.lost(end, saved):
+            self._calls.requeue_saved(call)
+            self._changed()
 
     def uncopied(self, checkpoint: Checkpoint, now: int) -> Progress:
         """The engine could not begin the checkpoint."""

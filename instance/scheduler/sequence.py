@@ -131,6 +131,11 @@ class Sequence:
             raise ValueError(f"a {self.state} call cannot become {state}")
         self.state = state
 
+    @property
+    def state_slot(self) -> int | None:
+        """Where the recurrent state after what is computed is now."""
+        return self.slot if self.origin is None else self.origin
+
     def leave_device(self) -> None:
         """What it had there is void, or was given back."""
         self.blocks = []
@@ -187,11 +192,10 @@ class Sequence:
     def _recurrence(self, start: int, end: int, block_tokens: int) -> Recurrence | None:
         if self.slot is None:
             return None
-        load = self.slot if self.origin is None else self.origin
         boundary = end // block_tokens * block_tokens
         keep = self.mark if boundary > start else None
         kept = boundary - start if keep is not None else 0
-        return Recurrence(load if start else None, self.slot, keep, kept)
+        return Recurrence(self.state_slot if start else None, self.slot, keep, kept)
 
     def append(self, token: int, now: int) -> FinishReason | None:
         """Take a drawn token; says why the call ends, if it does."""
