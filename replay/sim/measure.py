@@ -184,7 +184,7 @@ def _hardware(measured: Measured, fits: dict[str, Fit]) -> Hardware:
             min(device - _used(report) for report in recording.reports),
             source="what weights and KV leave of device_bytes",
         ),
-        staging_share=Quantity(0.5, assumed="half; nothing is staged on a CPU yet"),
+        staging_share=Quantity(0.5, assumed="half; it is not measured"),
         rates=_rates(told, fits),
         fixed=Fixed(
             switch=_base(told, fits, Kind.SWITCH),

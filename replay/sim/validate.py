@@ -35,7 +35,7 @@ CONFIGURATIONS: Final[Mapping[str, Mapping[str, bool]]] = {
     "no-host-kv": {"session_prefill": True, "host_kv": False},
     "round-only": {"session_prefill": False, "host_kv": False},
 }
-"""What may be turned off live; nothing is staged there yet, so it is off in both."""
+"""What may be turned off live. Staging may not; simulated switches take what was measured."""
 
 
 @dataclass(frozen=True, slots=True)
