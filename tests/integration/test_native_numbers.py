@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -148,14 +149,7 @@ def desk(folders: dict[str, Path]) -> Iterator[Desk]:
 
 @pytest.fixture(scope="module")
 def oracles(folders: dict[str, Path]) -> Callable[[str], Oracle]:
-    made: dict[str, Oracle] = {}
-
-    def of(name: str) -> Oracle:
-        if name not in made:
-            made[name] = Oracle(folders[name])
-        return made[name]
-
-    return of
+    return cache(lambda name: Oracle(folders[name]))
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -76,14 +77,7 @@ def desk(small_folders: dict[str, Path]) -> Iterator[Desk]:
 
 @pytest.fixture(scope="module")
 def oracles(small_folders: dict[str, Path]) -> Callable[[str], Oracle]:
-    made: dict[str, Oracle] = {}
-
-    def of(name: str) -> Oracle:
-        if name not in made:
-            made[name] = Oracle(small_folders[name])
-        return made[name]
-
-    return of
+    return cache(lambda name: Oracle(small_folders[name]))
 
 
 @pytest.fixture(scope="module")
