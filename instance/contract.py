@@ -280,8 +280,53 @@ class ModelReport(Wire, frozen=True):
         return -(-(self.host_block_bytes or self.block_bytes) // slab_bytes)
 
 
+class Content(StrEnum):
+    WEIGHTS = "weights"
+    KV = "kv"
+    SLOTS = "slots"
+    RUNTIME = "runtime"
+    UNUSED = "unused"
+
+
+class Region(msgspec.Struct, frozen=True):
+    """``nbytes`` of an arena from ``offset`` on. KV has ``rows`` blocks of ``row_bytes`` in each of
+    ``layers``, one layer after another, all of which keep ``state``. Slots are ``rows`` of
+    ``row_bytes``, each with the state of all ``layers``. Of others nothing more is known."""
+
+    content: Content
+    offset: int
+    nbytes: int
+    layers: tuple[int, ...] = ()
+    rows: int = 0
+    row_bytes: int = 0
+    state: str = ""
+
+
+class ModelMap(msgspec.Struct, frozen=True):
+    """The whole arena in the order of addresses while ``model`` is active."""
+
+    model: str
+    regions: tuple[Region, ...]
+
+
+class MemoryMap(msgspec.Struct, frozen=True):
+    """Who has which bytes, of the first rank where there are several: an arena of
+    ``device_bytes``, for one model at a time; on the host, packed weights of all models and
+    ``slabs`` of ``slab_bytes`` each for their KV. ``backend`` is what lies under the arena and
+    ``switching`` how weights come to it; empty where that is not known."""
+
+    device_bytes: int = 0
+    models: tuple[ModelMap, ...] = ()
+    host_weight_bytes: int = 0
+    slab_bytes: int = 0
+    slabs: int = 0
+    backend: str = ""
+    switching: str = ""
+
+
 class Hello(Wire, frozen=True):
-    """First message of every connection. ``incarnation`` is new for every process."""
+    """First message of every connection. ``incarnation`` is new for every process. ``kernels``
+    names, for every operation of the engine's device, the variant in use."""
 
     protocol: int
     name: str
@@ -296,6 +341,8 @@ class Hello(Wire, frozen=True):
     targets: Targets
     models: tuple[ModelReport, ...]
     pid: int
+    memory: MemoryMap = MemoryMap()
+    kernels: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 class Estimate(Wire, frozen=True):

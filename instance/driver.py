@@ -14,12 +14,13 @@ from alipes.instance.contract import (
     Drain,
     FromInstance,
     InstanceSettings,
+    MemoryMap,
     ModelReport,
     Stop,
     Submit,
     Welcome,
 )
-from alipes.instance.engine.protocol import Engine, EngineError
+from alipes.instance.engine.protocol import Engine, EngineError, EngineFacts
 
 EXIT_OK: Final = 0
 EXIT_DEFECT: Final = 1
@@ -93,6 +94,7 @@ class EngineThread:
         self._loop: Loop | None = None
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
         self.reports: tuple[ModelReport, ...] = ()
+        self.about = EngineFacts(MemoryMap(), {})
         self.ended: Ended | None = None
 
     @property
@@ -126,7 +128,7 @@ class EngineThread:
         except Exception as error:
             log.exception("%s: the engine could not be built", self._settings.name)
             return Ended(EXIT_DEFECT, f"the engine could not be built: {error!r}")
-        self.reports = engine.reports
+        self.reports, self.about = engine.reports, engine.about
         self._loop = loop
         self._wake()
         try:

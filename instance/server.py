@@ -25,7 +25,6 @@ from alipes.instance.contract import (
     FromInstance,
     Hello,
     InstanceSettings,
-    ModelReport,
     Stop,
     Submit,
     ToInstance,
@@ -119,7 +118,7 @@ class Server:
         ended = self._engine.ended
         outgoing = self._mailbox.take()
         if self._uplink is None and self._engine.ready:
-            self._uplink = Uplink(self._hello(self._engine.reports), self._settings, now)
+            self._uplink = Uplink(self._hello(), self._settings, now)
             self._connect(self._uplink, now)
         if self._uplink is not None:
             for body in outgoing:
@@ -217,7 +216,7 @@ class Server:
                 sent = self._connection.send(envelope)
         self._connection.close(flush=sent)
 
-    def _hello(self, models: tuple[ModelReport, ...]) -> Hello:
+    def _hello(self) -> Hello:
         settings = self._settings
         return Hello(
             protocol=PROTOCOL,
@@ -231,6 +230,8 @@ class Server:
             max_waiting=settings.max_waiting,
             prefill_chunk=settings.prefill_chunk,
             targets=settings.targets,
-            models=models,
+            models=self._engine.reports,
             pid=os.getpid(),
+            memory=self._engine.about.memory,
+            kernels=dict(self._engine.about.kernels),
         )

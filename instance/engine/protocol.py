@@ -7,11 +7,11 @@ is to be drawn, all that the draw depends on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from alipes.instance.contract import ModelReport, Sampling, TokenIds, TopLogprob
+from alipes.instance.contract import MemoryMap, ModelReport, Sampling, TokenIds, TopLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +115,15 @@ class Staged:
     slack_bytes: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What an operator may want to know of an engine and nobody decides by: who has which bytes,
+    and for every operation the variant of its kernel."""
+
+    memory: MemoryMap
+    kernels: Mapping[str, str]
+
+
 class Engine(Protocol):
     """Raises ``EngineError`` on a request it cannot serve; anything else is a defect."""
 
@@ -126,6 +135,9 @@ class Engine(Protocol):
 
     @property
     def host(self) -> HostSlabs: ...
+
+    @property
+    def about(self) -> EngineFacts: ...
 
     def activate(self, model: str) -> SwitchReport:
         """Make ``model`` the active one; device blocks of the previous one are void after it.

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from alipes.instance.memory.device import DeviceMemory
-from alipes.instance.memory.plan import PAGE, MemoryPlan, ModelPlan
+from alipes.instance.memory.plan import MemoryPlan, ModelPlan
 
 
 class Arena:
@@ -26,8 +26,7 @@ class Arena:
 
     @staticmethod
     def kv_offset(model: ModelPlan) -> int:
-        """The page after the weights."""
-        return -(-model.weight_bytes // PAGE) * PAGE
+        return model.kv_offset
 
     def kv(self, model: ModelPlan) -> torch.Tensor:
         start = self.kv_offset(model)

@@ -51,6 +51,11 @@ class ModelPlan:
     slots: int = 0
 
     @property
+    def kv_offset(self) -> int:
+        """The page after the weights."""
+        return _pages(self.weight_bytes)
+
+    @property
     def kv_bytes(self) -> int:
         return self.kv_blocks * self.block_bytes + self.slots * self.slot_bytes
 

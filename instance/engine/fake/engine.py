@@ -14,7 +14,16 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from alipes.instance.contract import InstanceSettings, ModelReport, ModelSettings, TopLogprob
+from alipes.instance.contract import (
+    Content,
+    InstanceSettings,
+    MemoryMap,
+    ModelMap,
+    ModelReport,
+    ModelSettings,
+    Region,
+    TopLogprob,
+)
 from alipes.instance.engine.fake.device import BlockStates, refusal
 from alipes.instance.engine.fake.host import BLOCK_SLABS, HostStates
 from alipes.instance.engine.fake.words import context_of, words_of
@@ -23,6 +32,7 @@ from alipes.instance.engine.protocol import (
     CopyEnd,
     Draw,
     EngineError,
+    EngineFacts,
     HostSlabs,
     Row,
     Sampled,
@@ -54,6 +64,7 @@ class FakeEngine:
         slab_bytes = block_bytes // BLOCK_SLABS
         self._slabs = HostSlabs(slab_bytes, settings.host_bytes // slab_bytes)
         self._host = HostStates(self._slabs.count)
+        self._about = EngineFacts(self._map(settings.device_bytes, blocks), {})
         self._active = ""
 
     def _report(self, model: ModelSettings, blocks: int) -> ModelReport:
@@ -67,6 +78,19 @@ class FakeEngine:
             kv_blocks=blocks,
         )
 
+    def _map(self, device_bytes: int, blocks: int) -> MemoryMap:
+        """Blocks, and what is too little for one; there are no weights."""
+        used = blocks * self._block_bytes
+        kv = Region(Content.KV, 0, used, (0,), blocks, self._block_bytes)
+        rest = Region(Content.UNUSED, used, device_bytes - used)
+        regions = (kv, rest) if rest.nbytes else (kv,)
+        return MemoryMap(
+            device_bytes,
+            tuple(ModelMap(report.name, regions) for report in self._reports),
+            slab_bytes=self._slabs.slab_bytes,
+            slabs=self._slabs.count,
+        )
+
     @property
     def kind(self) -> str:
         return "fake"
@@ -78,6 +102,10 @@ class FakeEngine:
     @property
     def host(self) -> HostSlabs:
         return self._slabs
+
+    @property
+    def about(self) -> EngineFacts:
+        return self._about
 
     def activate(self, model: str) -> SwitchReport:
         if model not in self._words:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from alipes.instance.contract import InstanceSettings, ModelReport, Sampling
+from alipes.instance.engine.native.about import engine_facts
 from alipes.instance.engine.native.batch import Bounds, build_batch
 from alipes.instance.engine.native.host import BlockRows, HostPool, block_rows
 from alipes.instance.engine.native.model import (
@@ -46,6 +47,7 @@ from alipes.instance.engine.protocol import (
     CopyEnd,
     Draw,
     EngineError,
+    EngineFacts,
     HostSlabs,
     Recurrence,
     Row,
@@ -104,6 +106,8 @@ class NativeEngine:
         switching = switching or best_switching(self._device)
         memory = device_memory(plan.device_bytes, self._device, switching)
         self._arena = Arena(plan, memory)
+        states = {name: shape.states for name, shape in shapes.items()}
+        self._about = engine_facts(plan, states, size, memory, switching)
         self._workspaces = {
             name: _workspace(shape, self._arena.runtime, size) for name, shape in shapes.items()
         }
@@ -147,6 +151,10 @@ class NativeEngine:
     @property
     def host(self) -> HostSlabs:
         return self._host.slabs
+
+    @property
+    def about(self) -> EngineFacts:
+        return self._about
 
     def activate(self, model: str) -> SwitchReport:
         """The switch of Talaria 4.2 and 4.4: stop staging, bring the packed weights to the start

@@ -38,6 +38,7 @@ from alipes.instance.engine.protocol import (
     BlockCopy,
     CopyEnd,
     EngineError,
+    EngineFacts,
     HostSlabs,
     Row,
     Sampled,
@@ -122,6 +123,11 @@ class ParallelEngine:
     @property
     def host(self) -> HostSlabs:
         return self._engine.host
+
+    @property
+    def about(self) -> EngineFacts:
+        """Of this rank; the others have as much of everything."""
+        return self._engine.about
 
     def activate(self, model: str) -> SwitchReport:
         """As slow as its slowest rank, whose report it is."""

@@ -49,6 +49,16 @@ def engine(costs: FakeCosts = FREE) -> FakeEngine:
     return made
 
 
+def test_it_tells_of_the_memory_that_it_pretends() -> None:
+    about = engine().about
+    assert about.kernels == {}
+    assert [model.model for model in about.memory.models] == ["a", "b"]
+    for model in about.memory.models:
+        [kv] = model.regions
+        assert (kv.offset, kv.nbytes, kv.rows) == (0, about.memory.device_bytes, 16)
+    assert (about.memory.slab_bytes, about.memory.slabs) == (BLOCK * 4096 // 2, 20)
+
+
 def ids(*tokens: int) -> Ids:
     return np.asarray(tokens, np.int32)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,23 @@ def engine(tiny_folders: dict[str, Path]) -> Iterator[NativeEngine]:
     engine = start(tiny_folders)
     yield engine
     engine.close()
+
+
+def test_it_tells_who_has_which_bytes_and_which_kernels(engine: NativeEngine) -> None:
+    shown, kernels = engine.about.memory, engine.about.kernels
+    reports = {report.name: report for report in engine.reports}
+    assert [model.model for model in shown.models] == list(reports)
+    assert (shown.backend, shown.switching) in {("plain", "h2d"), ("mapped", "remap")}
+    assert (shown.slab_bytes, shown.slabs) == (engine.host.slab_bytes, engine.host.count)
+    for model in shown.models:
+        report, nbytes = reports[model.model], Counter[str]()
+        for region in model.regions:
+            nbytes[region.content] += region.nbytes
+        assert nbytes.total() == shown.device_bytes == 96 << 20
+        assert nbytes["weights"] == report.weight_bytes
+        assert nbytes["kv"] == report.kv_blocks * report.block_bytes
+        assert nbytes["slots"] == report.slots * report.slot_bytes
+    assert (kernels["linear"], kernels["attend"]) == ("cpu", "cpu_attention")
 
 
 LATENT = {

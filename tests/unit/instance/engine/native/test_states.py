@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import torch
 
+from alipes.instance.contract import Content
 from alipes.instance.engine.native.batch import Batch
 from alipes.instance.engine.native.passes import Pass
 from alipes.instance.engine.native.states import bind_states
-from alipes.instance.memory.plan import ModelPlan
+from alipes.instance.memory.map import memory_map
+from alipes.instance.memory.plan import MemoryPlan, ModelPlan
 from alipes.instance.memory.specs import PagedKV, PagedLatent, Recurrent
 from alipes.kernels.shapes import Workspace
 from alipes.kernels.table import REFERENCE
@@ -30,6 +32,22 @@ def test_every_state_has_its_own_shape_and_place() -> None:
     # The paged layers first, then slot by slot the recurrent tensors of all layers.
     slot = [1.0] * 3 + [2.0] * 8 + [4.0] * 5
     assert floats.tolist() == [3.0] * (12 * 32) + [5.0] * (12 * 12) + slot * 2
+
+
+def test_states_are_where_the_map_says() -> None:
+    kv = torch.zeros(PLAN.kv_bytes, dtype=torch.uint8)
+    states = bind_states(STATES, kv, PLAN, TOKENS)
+    plan = MemoryPlan(PLAN.kv_bytes, 0, 0, 64, (PLAN,))
+    [model] = memory_map(plan, {"m": STATES}, TOKENS).models
+    places = {}
+    for region in model.regions:
+        each = region.rows * region.row_bytes if region.content is Content.KV else 0
+        for number, layer in enumerate(region.layers):
+            places[layer] = region.offset + number * each
+    # Within a slot the recurrent layers follow each other: the last one after 44 bytes.
+    places[2] += 44
+    found = [state[0].data_ptr() - kv.data_ptr() for state in states]
+    assert found == [places[layer] for layer in range(len(STATES))]
 
 
 def test_recurrent_state_is_written_when_the_pass_has_succeeded() -> None:
