@@ -15,11 +15,13 @@ from alipes.kernels.shapes import Segment
 class Tiles:
     """Pieces of work: up to ``rows`` rows of one segment each. ``table`` (tiles, 4) int64 has the
     first row, how many, the first one's position, and where ``Pages.slots`` holds position 0 of
-    the segment. No row sees more than ``longest`` positions."""
+    the segment. No row sees more than ``longest`` positions. Tiles of a ``PageTable``, whose blocks
+    have ``block`` tokens, are its rows, and ``table`` (tiles,) their positions."""
 
     table: torch.Tensor
     rows: int
     longest: int
+    block: int = 0
 
 
 @dataclass(frozen=True, slots=True)

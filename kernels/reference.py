@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from alipes.kernels.routing import Routing
-from alipes.kernels.shapes import Move, Segment, Workspace
+from alipes.kernels.shapes import Move, PageTable, Segment, Workspace
 
 _PRIME: Final = 2**31 - 1
 
@@ -95,6 +95,37 @@ def attend_latent(
         weights = scores.masked_fill(~seen, float("-inf")).softmax(-1)
         out[rows] = torch.einsum("hqk,kd->qhd", weights, held[:, :rank])
     return out
+
+
+def attend_step(q: torch.Tensor, pool: torch.Tensor, pages: PageTable) -> torch.Tensor:
+    """As ``attend`` for rows of one token, (n, H, D) to (n, H * D), but that nothing of where they
+    read is known to the host. Goes through all positions that ``pages`` has room for."""
+    held, seen = _paged(pool, pages)
+    keys, values = held.repeat_interleave(q.shape[1] // pool.shape[2], dim=3).unbind(2)
+    scores = torch.einsum("nhd,nphd->nhp", q, keys) * q.shape[-1] ** -0.5
+    weights = scores.masked_fill(~seen.unsqueeze(1), float("-inf")).softmax(-1)
+    return torch.einsum("nhp,nphd->nhd", weights, values).flatten(1)
+
+
+def attend_latent_step(
+    q: torch.Tensor, pool: torch.Tensor, pages: PageTable, rank: int, scale: float
+) -> torch.Tensor:
+    """As ``attend_latent`` for rows of one token: (n, H, dim) to (n, H, rank)."""
+    held, seen = _paged(pool, pages)
+    scores = torch.einsum("nhd,npd->nhp", q, held) * scale
+    weights = scores.masked_fill(~seen.unsqueeze(1), float("-inf")).softmax(-1)
+    return torch.einsum("nhp,npd->nhd", weights, held[..., :rank])
+
+
+def _paged(pool: torch.Tensor, pages: PageTable) -> tuple[torch.Tensor, torch.Tensor]:
+    """(n, positions, ...) of the pool, and which of them each row sees, (n, positions). The others
+    are zeros: what lies there may be no number."""
+    inside = torch.arange(pages.block_tokens, device=pool.device)
+    slots = (pages.blocks.long().unsqueeze(2) * pages.block_tokens + inside).flatten(1)
+    at = torch.arange(slots.shape[1], device=pool.device)
+    seen = at <= pages.positions.unsqueeze(1)
+    held = pool[slots].float()
+    return held.masked_fill_(~seen.view(*seen.shape, *[1] * (held.dim() - 2)), 0.0), seen
 
 
 def per_head(x: torch.Tensor, weight: torch.Tensor, workspace: Workspace) -> torch.Tensor:

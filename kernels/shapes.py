@@ -27,6 +27,18 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
+class PageTable:
+    """One row each of n calls, all of it on the device: row i is at ``positions`` (n,) int64 and
+    sees the positions up to that. Position p is in slot ``blocks[i, p // block_tokens] *
+    block_tokens + p % block_tokens``; ``blocks`` (n, width) int32 holds any block of the pool
+    beyond those."""
+
+    blocks: torch.Tensor
+    positions: torch.Tensor
+    block_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Workspace:
     """float32 scratch of the runtime region: ``widen`` (elements,) for a weight matrix,
     ``gather`` (elements,) for one layer's paged state of a call whose blocks are scattered."""

@@ -16,13 +16,14 @@ import torch
 
 from alipes.kernels import cpu, cpu_attention, delta, delta_reference, portable, reference
 from alipes.kernels.routing import Routing
-from alipes.kernels.shapes import Move, Segment, Workspace
+from alipes.kernels.shapes import Move, PageTable, Segment, Workspace
 
 Tensor = torch.Tensor
 Linear = Callable[[Tensor, Tensor, Workspace], Tensor]
 Attend = Callable[[Tensor, Tensor, Tensor, Sequence[Segment], Workspace], Tensor]
 Delta = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 AttendLatent = Callable[[Tensor, Tensor, Tensor, Sequence[Segment], int, float, Workspace], Tensor]
+AttendLatentStep = Callable[[Tensor, Tensor, PageTable, int, float], Tensor]
 Route = Callable[[Tensor, Tensor, Tensor | None, Routing], tuple[Tensor, Tensor]]
 CopyRows = Callable[[Tensor, Tensor, Tensor, Tensor], None]
 ExpertsForm = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Workspace], Tensor]
@@ -39,6 +40,8 @@ class Kernels:
     write_kv: Callable[[Tensor, Tensor, Tensor], None]
     attend: Attend
     attend_latent: AttendLatent
+    attend_step: Callable[[Tensor, Tensor, PageTable], Tensor]
+    attend_latent_step: AttendLatentStep
     per_head: Linear
     route: Route
     experts: ExpertsForm
@@ -66,6 +69,8 @@ REFERENCE: Final = Kernels(
     write_kv=reference.write_kv,
     attend=reference.attend,
     attend_latent=reference.attend_latent,
+    attend_step=reference.attend_step,
+    attend_latent_step=reference.attend_latent_step,
     per_head=reference.per_head,
     route=reference.route,
     experts=reference.experts,

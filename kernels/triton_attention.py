@@ -16,8 +16,8 @@ import torch
 import triton
 import triton.language as tl
 
-from alipes.kernels.paging import Pager, Pages, Tiles
-from alipes.kernels.shapes import Segment, Workspace
+from alipes.kernels.paging import Pager, Tiles
+from alipes.kernels.shapes import PageTable, Segment, Workspace
 
 Tensor = torch.Tensor
 
@@ -43,6 +43,7 @@ def attend_kernel(
     rest,
     scale,
     span,
+    width,
     q_row,
     q_head,
     slot_size,
@@ -58,13 +59,20 @@ def attend_kernel(
     STEP: tl.constexpr,
     SHARED: tl.constexpr,
     SPLIT: tl.constexpr,
+    BLOCK: tl.constexpr,
     PRECISION: tl.constexpr,
 ) -> None:
     """Program (tile, block of heads, split). A key has ``dim`` elements and ``rest`` more, a value
-    ``dim``; all strides are in elements. ``out`` is by batch row, by tile where ``SPLIT``."""
+    ``dim``; all strides are in elements. ``out`` is by batch row, by tile where ``SPLIT``. With
+    ``BLOCK`` tokens in one, ``slots`` holds ``width`` blocks a row in place of slots, ``tiles``
+    each row's position, and a tile is a row."""
     tile, split = tl.program_id(0).to(tl.int64), tl.program_id(2)
-    first, count = tl.load(tiles + 4 * tile), tl.load(tiles + 4 * tile + 1)
-    position, base = tl.load(tiles + 4 * tile + 2), tl.load(tiles + 4 * tile + 3)
+    if BLOCK:
+        first, count = tile, 1
+        position, base = tl.load(tiles + tile), tile * width
+    else:
+        first, count = tl.load(tiles + 4 * tile), tl.load(tiles + 4 * tile + 1)
+        position, base = tl.load(tiles + 4 * tile + 2), tl.load(tiles + 4 * tile + 3)
     blocks = tl.cdiv(group, HEADS)
     shared = tl.program_id(1) // blocks
     index = tl.arange(0, ROWS * HEADS)
@@ -87,7 +95,11 @@ def attend_kernel(
     for start in range(split * span, high, STEP):
         j = start + tl.arange(0, STEP)
         inside = j < high
-        held = pool + tl.load(slots + base + j, mask=inside, other=0) * slot_size
+        if BLOCK:
+            block = tl.load(slots + base + j // BLOCK, mask=inside, other=0).to(tl.int64)
+            held = pool + (block * BLOCK + j % BLOCK) * slot_size
+        else:
+            held = pool + tl.load(slots + base + j, mask=inside, other=0) * slot_size
         held += shared * head_size
         whole = inside[:, None] & (d < dim)[None, :]
         keys = tl.load(held[:, None] + d[None, :], mask=whole, other=0.0).to(tl.float32)
@@ -125,6 +137,8 @@ def attend_kernel(
     else:
         place = out + (first + row) * out_row + head * out_head
     found = found / sums[:, None]
+    # Where a call is much shorter than the longest, most splits have nothing that is ever read.
+    used = used & (norm > 0)
     tl.store(place[:, None] + d[None, :], found, mask=used[:, None] & (d < dim)[None, :])
 
 
@@ -139,9 +153,10 @@ def merge_kernel(
     dim,
     DIM: tl.constexpr,
     SPLITS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> None:
     """Program (tile, head): ``parts`` (tiles, heads, splits, dim), ``totals`` (tiles, heads,
-    splits) in powers of two, ``out`` (rows, heads, dim)."""
+    splits) in powers of two, ``out`` (rows, heads, dim). With ``BLOCK`` a tile is a row."""
     tile, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     first = (tile * heads + head) * splits
     s, d = tl.arange(0, SPLITS), tl.arange(0, DIM)
@@ -149,10 +164,13 @@ def merge_kernel(
     norm, found = 0.0, tl.zeros([DIM], tl.float32)
     for split in range(splits):
         weight = tl.exp2(tl.load(totals + first + split) - peak)
-        norm += weight
-        part = parts + (first + split) * dim + d
-        found += weight * tl.load(part, mask=d < dim, other=0.0)
-    row = tl.load(tiles + 4 * tile)
+        if weight > 0:
+            norm += weight
+            part = parts + (first + split) * dim + d
+            found += weight * tl.load(part, mask=d < dim, other=0.0)
+    row = tile
+    if not BLOCK:
+        row = tl.load(tiles + 4 * tile)
     tl.store(out + (row * heads + head) * dim + d, found / norm, mask=d < dim)
 
 
@@ -197,6 +215,24 @@ class _Form:
         return self.padded > 128
 
 
+def _form(q: Tensor, pool: Tensor) -> _Form:
+    dim = q.shape[2]
+    return _Form(
+        keys=pool.shape[2],
+        group=q.shape[1] // pool.shape[2],
+        dim=dim,
+        rest=0,
+        values_at=pool.stride(1),
+        scale=dim**-0.5,
+    )
+
+
+def _latent_form(q: Tensor, rank: int, scale: float) -> _Form:
+    return _Form(
+        keys=1, group=q.shape[1], dim=rank, rest=q.shape[2] - rank, values_at=0, scale=scale
+    )
+
+
 class PagedAttention:
     """``attend`` and ``attend_latent`` of the table."""
 
@@ -206,16 +242,7 @@ class PagedAttention:
     def attend(
         self, q: Tensor, kv: Tensor, pool: Tensor, segments: Sequence[Segment], workspace: Workspace
     ) -> Tensor:
-        n, heads, dim = q.shape
-        form = _Form(
-            keys=pool.shape[2],
-            group=heads // pool.shape[2],
-            dim=dim,
-            rest=0,
-            values_at=pool.stride(1),
-            scale=dim**-0.5,
-        )
-        return self._attend(q, pool, segments, form).view(n, heads * dim)
+        return self._attend(q, pool, segments, _form(q, pool)).flatten(1)
 
     def attend_latent(
         self,
@@ -227,36 +254,51 @@ class PagedAttention:
         scale: float,
         workspace: Workspace,
     ) -> Tensor:
-        form = _Form(
-            keys=1,
-            group=q.shape[1],
-            dim=rank,
-            rest=q.shape[2] - rank,
-            values_at=0,
-            scale=scale,
-        )
-        return self._attend(q, pool, segments, form)
+        return self._attend(q, pool, segments, _latent_form(q, rank, scale))
 
     def _attend(self, q: Tensor, pool: Tensor, segments: Sequence[Segment], form: _Form) -> Tensor:
         out = q.new_empty(*q.shape[:2], form.dim)
         q = q if q.stride(-1) == 1 else q.contiguous()
         pages = self._pager.pages(segments, form.tile // form.heads, q.device)
         if len(pages.several.table):
-            _launch(q, pool, pages, pages.several, form, out, None)
+            _launch(q, pool, pages.slots, pages.several, form, out, None)
         if len(pages.single.table):
-            _attend_single(q, pool, pages, form, out)
+            _attend_single(q, pool, pages.slots, pages.single, form, out)
         return out
 
 
-def _attend_single(q: Tensor, pool: Tensor, pages: Pages, form: _Form, out: Tensor) -> None:
-    tiles, heads = pages.single, q.shape[1]
+def attend_step(q: Tensor, pool: Tensor, pages: PageTable) -> Tensor:
+    return _attend_step(q, pool, pages, _form(q, pool)).flatten(1)
+
+
+def attend_latent_step(
+    q: Tensor, pool: Tensor, pages: PageTable, rank: int, scale: float
+) -> Tensor:
+    return _attend_step(q, pool, pages, _latent_form(q, rank, scale))
+
+
+def _attend_step(q: Tensor, pool: Tensor, pages: PageTable, form: _Form) -> Tensor:
+    """What is launched depends on how many positions a table has room for, not on how many are
+    used: programs that would begin beyond those end at once."""
+    out = q.new_empty(*q.shape[:2], form.dim)
+    q = q if q.stride(-1) == 1 else q.contiguous()
+    longest = pages.blocks.shape[1] * pages.block_tokens
+    tiles = Tiles(pages.positions, 1, longest, pages.block_tokens)
+    _attend_single(q, pool, pages.blocks, tiles, form, out)
+    return out
+
+
+def _attend_single(
+    q: Tensor, pool: Tensor, slots: Tensor, tiles: Tiles, form: _Form, out: Tensor
+) -> None:
+    heads = q.shape[1]
     splits = min(_SPLITS, triton.cdiv(tiles.longest, _SPAN))
     if splits == 1:
-        _launch(q, pool, pages, tiles, form, out, None)
+        _launch(q, pool, slots, tiles, form, out, None)
         return
     parts = q.new_empty(len(tiles.table), heads, splits, form.dim)
     totals = q.new_empty(len(tiles.table), heads, splits)
-    _launch(q, pool, pages, tiles, form, parts, totals)
+    _launch(q, pool, slots, tiles, form, parts, totals)
     merge_kernel[(len(tiles.table), heads)](
         parts,
         totals,
@@ -267,13 +309,14 @@ def _attend_single(q: Tensor, pool: Tensor, pages: Pages, form: _Form, out: Tens
         form.dim,
         DIM=form.padded,
         SPLITS=_padded(splits),
+        BLOCK=tiles.block,
     )
 
 
 def _launch(
     q: Tensor,
     pool: Tensor,
-    pages: Pages,
+    slots: Tensor,
     tiles: Tiles,
     form: _Form,
     out: Tensor,
@@ -286,7 +329,7 @@ def _launch(
     attend_kernel[grid](
         q,
         pool,
-        pages.slots,
+        slots,
         tiles.table,
         out,
         out if totals is None else totals,
@@ -295,6 +338,7 @@ def _launch(
         form.rest,
         form.scale * _LOG2_E,
         triton.cdiv(triton.cdiv(tiles.longest, splits), form.step) * form.step,
+        slots.shape[-1],
         q.stride(0),
         q.stride(1),
         pool.stride(0),
@@ -310,6 +354,7 @@ def _launch(
         STEP=form.step,
         SHARED=form.values_at == 0,
         SPLIT=totals is not None,
+        BLOCK=tiles.block,
         PRECISION="ieee" if form.wide else "tf32x3",
         num_warps=8 if form.wide else 4,
         num_stages=2,

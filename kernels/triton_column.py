@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from alipes.kernels import triton_delta, triton_rows, triton_sampling
+from alipes.kernels import (
+    triton_attention,
+    triton_delta,
+    triton_experts,
+    triton_rows,
+    triton_sampling,
+)
 from alipes.kernels.table import PORTABLE, Kernels
 from alipes.kernels.triton_attention import PagedAttention
 
@@ -15,6 +21,9 @@ def triton_column() -> Kernels:
         PORTABLE,
         attend=attention.attend,
         attend_latent=attention.attend_latent,
+        attend_step=triton_attention.attend_step,
+        attend_latent_step=triton_attention.attend_latent_step,
+        experts=triton_experts.experts,
         delta_chunk=triton_delta.delta_chunk,
         delta_step=triton_delta.delta_step,
         copy_out=triton_rows.copy_out,

@@ -11,15 +11,16 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from alipes.kernels import triton_delta, triton_rows, triton_sampling
-from alipes.kernels.shapes import Segment, Workspace
-from alipes.kernels.triton_attention import PagedAttention
+from alipes.kernels import triton_delta, triton_experts, triton_rows, triton_sampling
+from alipes.kernels.shapes import PageTable, Segment, Workspace
+from alipes.kernels.triton_attention import PagedAttention, attend_latent_step, attend_step
 
 TARGET = GPUTarget("cuda", 90, 32)
 TYPES = {
     torch.float32: "*fp32",
     torch.float16: "*fp16",
     torch.int64: "*i64",
+    torch.int32: "*i32",
     torch.uint8: "*u8",
     int: "i32",
     float: "fp32",
@@ -59,12 +60,26 @@ def is_even(value: Any) -> bool:
 def attention() -> None:
     scratch = Workspace(torch.empty(0), torch.empty(0))
     batch = (Segment(0, 8, 0, ((0, 8),)), Segment(8, 1, 599, ((64, 600),)))
+    pages = PageTable(torch.zeros(9, 16, dtype=torch.int32), torch.zeros(9).long(), 64)
     for heads, keys, dim, dtype in ((16, 4, 128, torch.float32), (16, 2, 256, torch.float16)):
         pool = torch.empty(1024, 2, keys, dim, dtype=dtype)
         PagedAttention().attend(torch.empty(9, heads, dim), pool, pool, batch, scratch)
+        attend_step(torch.empty(9, heads, dim), pool, pages)
     pool = torch.empty(1024, 576)
     q = torch.empty(9, 128, 576)
     PagedAttention().attend_latent(q, pool, pool, batch, 512, 0.1, scratch)
+    attend_latent_step(q, pool, pages, 512, 0.1)
+
+
+def experts() -> None:
+    chosen = torch.arange(8).expand(64, 8)
+    for dtype, rows in ((torch.float32, 64), (torch.float16, 2)):
+        gate_up, down = torch.empty(32, 96, 64, dtype=dtype), torch.empty(32, 64, 48, dtype=dtype)
+        scratch = Workspace(torch.empty(0), torch.empty(0))
+        weights = torch.empty(rows, 8)
+        triton_experts.experts(
+            torch.empty(rows, 64), weights, chosen[:rows], gate_up, down, scratch
+        )
 
 
 def delta_rule() -> None:
@@ -87,5 +102,6 @@ def rows_and_penalties() -> None:
 if __name__ == "__main__":
     JITFunction.run = compile_only
     attention()
+    experts()
     delta_rule()
     rows_and_penalties()

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from alipes.kernels import reference
 from alipes.kernels.paging import Pager, lay_out
-from alipes.kernels.shapes import Segment, Workspace
+from alipes.kernels.shapes import PageTable, Segment, Workspace
 
 pytest.importorskip("triton")
 
 from alipes.kernels import triton_attention
-from alipes.kernels.triton_attention import PagedAttention
+from alipes.kernels.triton_attention import PagedAttention, attend_latent_step, attend_step
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCKS, BLOCK = 40, 8
 NO_SCRATCH = Workspace(torch.empty(0), torch.empty(0))
 FEW = settings(max_examples=12, deadline=None)
+FEW_SHARED = settings(FEW, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 @st.composite
@@ -72,6 +73,67 @@ def test_attend_latent(segments: tuple[Segment, ...], shape: tuple[int, int, int
     latents = torch.empty(0)
     got = PagedAttention().attend_latent(q, latents, pool, segments, rank, 0.3, NO_SCRATCH)
     close(got, reference.attend_latent(q, latents, pool, segments, rank, 0.3, NO_SCRATCH))
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> PageTable:
+    """Up to four rows in blocks of a shuffled pool; what is beyond their positions is any block."""
+    width, count = draw(st.integers(1, 6)), draw(st.integers(1, 4))
+    positions = draw(st.lists(st.integers(0, width * BLOCK - 1), min_size=count, max_size=count))
+    blocks = draw(st.permutations(range(BLOCKS)))[: count * width]
+    shaped = torch.tensor(blocks, dtype=torch.int32, device=DEVICE).view(count, width)
+    return PageTable(shaped, torch.tensor(positions, device=DEVICE), BLOCK)
+
+
+def segments_of(pages: PageTable) -> tuple[Segment, ...]:
+    segments = []
+    for row, (blocks, position) in enumerate(
+        zip(pages.blocks.tolist(), pages.positions.tolist(), strict=True)
+    ):
+        lengths = [min(BLOCK, position + 1 - at * BLOCK) for at in range(position // BLOCK + 1)]
+        runs = tuple((BLOCK * b, n) for b, n in zip(blocks, lengths, strict=False))
+        segments.append(Segment(row, 1, position, runs))
+    return tuple(segments)
+
+
+def unwritten(pool: torch.Tensor, pages: PageTable) -> torch.Tensor:
+    """With what no row sees made no number."""
+    seen = torch.cat([segment.slots() for segment in segments_of(pages)]).to(pool.device)
+    blank = torch.full_like(pool, float("nan"))
+    return blank.index_copy_(0, seen, pool[seen])
+
+
+@pytest.fixture
+def three_splits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_attention, "_SPAN", 16)
+    monkeypatch.setattr(triton_attention, "_SPLITS", 3)
+
+
+@pytest.mark.usefixtures("three_splits")
+@FEW_SHARED
+@given(tables(), st.sampled_from([(1, 1, 16), (2, 3, 24), (2, 2, 144)]))
+def test_attend_step(pages: PageTable, shape: tuple[int, int, int]) -> None:
+    keys, group, dim = shape
+    torch.manual_seed(5)
+    pool = unwritten(torch.randn(BLOCKS * BLOCK, 2, keys, dim, device=DEVICE), pages)
+    q = torch.randn(len(pages.positions), keys * group, dim, device=DEVICE)
+    want = reference.attend(q, torch.empty(0), pool, segments_of(pages), NO_SCRATCH)
+    close(attend_step(q, pool, pages), want)
+    close(reference.attend_step(q, pool, pages), want)
+
+
+@pytest.mark.usefixtures("three_splits")
+@FEW_SHARED
+@given(tables(), st.sampled_from([(1, 16, 4), (5, 18, 6), (20, 136, 8)]))
+def test_attend_latent_step(pages: PageTable, shape: tuple[int, int, int]) -> None:
+    heads, rank, rest = shape
+    torch.manual_seed(6)
+    pool = unwritten(torch.randn(BLOCKS * BLOCK, rank + rest, device=DEVICE), pages)
+    q = torch.randn(len(pages.positions), heads, rank + rest, device=DEVICE)
+    segments, none = segments_of(pages), torch.empty(0)
+    want = reference.attend_latent(q, none, pool, segments, rank, 0.3, NO_SCRATCH)
+    close(attend_latent_step(q, pool, pages, rank, 0.3), want)
+    close(reference.attend_latent_step(q, pool, pages, rank, 0.3), want)
 
 
 @pytest.mark.parametrize("spans", [1, 2, 3, 64])
