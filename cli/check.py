@@ -19,15 +19,17 @@ from alipes.cli.cluster import (
     model_folders,
     served_models,
 )
+from alipes.cli.memory import show_map
 from alipes.cli.output import FAILURE, complain, print_json, print_table, remark, reported
 from alipes.gateway.config import Cluster, InstanceEntry, instance_settings, json_schema, unserved
 from alipes.gateway.fleet.cores import divide_cores
 from alipes.instance.checkpoints.folder import SourceError
 from alipes.instance.checkpoints.sources import check_source, is_prepared
-from alipes.instance.contract import BLOCK_TOKENS, Pool
+from alipes.instance.contract import BLOCK_TOKENS, MemoryMap, Pool
 from alipes.instance.engine.native.config import ModelError
 from alipes.instance.engine.native.parallel.share import Share, settings_of_rank
 from alipes.instance.engine.native.shape import read_shape
+from alipes.instance.memory.map import memory_map
 from alipes.instance.memory.plan import Footprint, MemoryPlan, plan_instance
 from alipes.planner.cold_set import DecodeStep, decode_step, infeasible
 
@@ -37,6 +39,7 @@ class ModelBytes(msgspec.Struct, frozen=True):
 
     name: str
     weight_bytes: int
+    kv_offset: int
     kv_bytes: int
     kv_blocks: int
     context: int
@@ -46,7 +49,8 @@ class ModelBytes(msgspec.Struct, frozen=True):
 
 
 class InstanceBytes(msgspec.Struct, frozen=True):
-    """Of each of its ``ranks`` processes."""
+    """Of each of its ``ranks`` processes. ``memory`` maps the whole arena for each model that
+    fits."""
 
     name: str
     pool: Pool
@@ -56,6 +60,7 @@ class InstanceBytes(msgspec.Struct, frozen=True):
     host_weight_bytes: int
     host_bytes: int
     models: tuple[ModelBytes, ...]
+    memory: MemoryMap
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -70,6 +75,9 @@ class Report(msgspec.Struct, frozen=True):
 def check(
     config: ConfigOption = DEFAULT_FILE,
     as_json: JsonOption = False,
+    with_map: Annotated[
+        bool, typer.Option("--map", help="Print what lies where in every instance's arena too")
+    ] = False,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema of the file instead")
     ] = False,
@@ -85,6 +93,8 @@ def check(
     else:
         for planned in report.instances:
             _show(planned)
+            if with_map:
+                show_map(f"{planned.name}: the arena while each model is active", planned.memory)
     for warning in report.warnings:
         remark(warning)
     for refusal in report.refusals:
@@ -118,7 +128,9 @@ def examine(cluster: Cluster, file: str) -> Report:
         too_slow = infeasible(name, own_steps, cluster.targets.tpot)
         if too_slow:
             (refusals if entry.pool is Pool.COLD else warnings).append(too_slow)
-        planned.append(_bytes(name, entry, plan, own_steps))
+        states = {model: footprint.states for model, footprint in own.items()}
+        memory = memory_map(plan, states, BLOCK_TOKENS)
+        planned.append(_bytes(name, entry, plan, own_steps, memory))
     local = {name: entry.threads for name, entry in cluster.instances.items() if entry.local}
     warnings += _machine(planned, local)
     return Report(file, tuple(planned), tuple(refusals), tuple(warnings))
@@ -183,12 +195,17 @@ def _decode_steps(cluster: Cluster, footprints: Mapping[str, Footprint]) -> dict
 
 
 def _bytes(
-    name: str, entry: InstanceEntry, plan: MemoryPlan, steps: Mapping[str, DecodeStep]
+    name: str,
+    entry: InstanceEntry,
+    plan: MemoryPlan,
+    steps: Mapping[str, DecodeStep],
+    memory: MemoryMap,
 ) -> InstanceBytes:
     models = tuple(
         ModelBytes(
             name=model.name,
             weight_bytes=model.weight_bytes,
+            kv_offset=model.kv_offset,
             kv_bytes=model.kv_bytes,
             kv_blocks=model.kv_blocks,
             context=model.context,
@@ -207,6 +224,7 @@ def _bytes(
         plan.host_weight_bytes,
         plan.host_bytes,
         models,
+        memory,
     )
 
 
@@ -238,10 +256,12 @@ def _machine(planned: list[InstanceBytes], local: Mapping[str, int]) -> list[str
 
 
 def _show(plan: InstanceBytes) -> None:
-    rows = [
+    columns = ("model", "bytes", "KV at", "KV bytes", "context", "step ms", "fits")
+    rows: list[tuple[str, ...]] = [
         (
             model.name,
             f"{model.weight_bytes:,}",
+            f"{model.kv_offset:,}",
             f"{model.kv_bytes:,}",
             f"{model.context:,}",
             f"{model.decode_step * 1e3:.1f}",
@@ -249,10 +269,12 @@ def _show(plan: InstanceBytes) -> None:
         )
         for model in plan.models
     ]
-    rows.append(("runtime buffers", f"{plan.runtime_bytes:,}", "", "", "", ""))
-    rows.append(("device total", f"{plan.device_bytes:,}", "", "", "", ""))
-    rows.append(("host: weights", f"{plan.host_weight_bytes:,}", "", "", "", ""))
-    rows.append(("host: KV", f"{plan.host_bytes:,}", "", "", "", ""))
-    columns = ("model", "bytes", "KV bytes", "context", "step ms", "fits")
+    for what, nbytes in (
+        ("runtime buffers", plan.runtime_bytes),
+        ("device total", plan.device_bytes),
+        ("host: weights", plan.host_weight_bytes),
+        ("host: KV", plan.host_bytes),
+    ):
+        rows.append((what, f"{nbytes:,}", *[""] * (len(columns) - 2)))
     each = f", each of {plan.ranks} ranks" if plan.ranks > 1 else ""
     print_table(f"{plan.name} ({plan.pool.value}{each})", columns, rows, ("model", "fits"))

@@ -6,6 +6,7 @@ import typer
 
 from alipes.cli.check import check
 from alipes.cli.init import init
+from alipes.cli.inspect import inspect
 from alipes.cli.instances import drain, instance
 from alipes.cli.models import models
 from alipes.cli.profile import profile
@@ -25,6 +26,7 @@ app.command()(init)
 app.command()(serve)
 app.command()(check)
 app.command()(instance)
+app.command()(inspect)
 app.command()(drain)
 app.command()(replay)
 app.command()(profile)

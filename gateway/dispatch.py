@@ -166,6 +166,7 @@ class Dispatcher:
     def connected(self, hello: Hello) -> None:
         self._hellos[hello.name] = hello
         self._metrics.instance_up(hello.name, True)
+        self._metrics.described(hello)
         self.router.connected(hello, self._clock())
         self._lose_calls(hello.name, "it connected anew")
         self.tick()

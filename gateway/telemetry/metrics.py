@@ -9,29 +9,13 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from alipes.gateway.routing.decision import RouterCounts
 from alipes.gateway.routing.leases import LeaseCounts
+from alipes.gateway.telemetry.facts import FactGauges
+from alipes.gateway.telemetry.labels import BoundedLabel
 from alipes.gateway.telemetry.record import CallRecord
-from alipes.instance.contract import Snapshot
+from alipes.instance.contract import Hello, Snapshot
 
-OTHER: Final = "other"
 _SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 320)
 _REASONS_KEPT: Final = 32
-
-
-class BoundedLabel:
-    """Maps values to label values: those known, or the first few seen; ``other`` for the rest."""
-
-    def __init__(self, known: Iterable[str] = (), learn: int = 0) -> None:
-        self._known = set(known)
-        self._learn = learn
-
-    def __call__(self, value: str) -> str:
-        if value in self._known:
-            return value
-        if self._learn > 0:
-            self._learn -= 1
-            self._known.add(value)
-            return value
-        return OTHER
 
 
 class Metrics:
@@ -70,6 +54,7 @@ class Metrics:
         self._live = Gauge("alipes_live_calls", "Calls now open.", registry=self.registry)
         self._up = self._gauge("alipes_instance_up", "1 while the instance is connected.")
         self._fleet = InstanceGauges(self.registry)
+        self._facts = FactGauges(self.registry)
         self._routing = RoutingGauges(self.registry)
 
     def _histogram(self, name: str, text: str) -> Histogram:
@@ -111,6 +96,9 @@ class Metrics:
 
     def instance_up(self, instance: str, up: bool) -> None:
         self._up.labels(self._instance(instance)).set(int(up))
+
+    def described(self, hello: Hello) -> None:
+        self._facts.update(self._instance(hello.name), hello, self._model)
 
     def snapshot(self, instance: str, snapshot: Snapshot) -> None:
         self._fleet.update(self._instance(instance), snapshot, self._model)

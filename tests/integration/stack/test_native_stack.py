@@ -17,6 +17,9 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
+from typer.testing import CliRunner
+
+from alipes.cli.main import app
 
 FILE = """
 models:
@@ -88,6 +91,28 @@ def check_greedy(folder: Path, prompt: list[int], reply: list[str], tokenizer: T
             best = logits[0].topk(2).values
             assert float(best[0] - best[1]) < 1e-3
             return
+
+
+def test_memory_is_divided_as_it_was_planned(native: Any) -> None:
+    file = str(native.log.parent / "alipes.yaml")
+
+    def ask(command: str) -> Any:
+        result = CliRunner().invoke(app, [command, "-c", file, "--json"])
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    planned = {instance["name"]: instance["memory"] for instance in ask("check")["instances"]}
+    running = ask("inspect")
+    assert {instance["name"] for instance in running} == set(planned) == {"hot-0", "cold-0"}
+    for instance in running:
+        memory = instance["memory"]
+        assert (memory.pop("backend"), memory.pop("switching")) != ("", "")
+        expected = planned[instance["name"]]
+        assert memory == {key: expected[key] for key in memory}
+        assert instance["kernels"]["linear"] == "cpu"
+    metrics = httpx.get(f"{native.url}/metrics").text
+    line = 'alipes_instance_kernel_info{instance="cold-0",operation="linear",variant="cpu"} 1.0'
+    assert line in metrics.splitlines()
 
 
 def test_greedy_is_transformers_while_models_take_turns(

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
@@ -16,7 +17,15 @@ from alipes.cli.cluster import load
 from alipes.cli.main import app
 from alipes.cli.serve import launch_specs
 from alipes.gateway.config import load_cluster
-from alipes.instance.contract import Pool, RandomWeights, Targets
+from alipes.instance.contract import (
+    Content,
+    MemoryMap,
+    ModelMap,
+    Pool,
+    RandomWeights,
+    Region,
+    Targets,
+)
 
 
 def run(*arguments: object) -> Result:
@@ -90,10 +99,18 @@ def test_check_plans_every_byte_of_the_arena(cluster_file: Path) -> None:
     hot, cold = report["instances"]
     assert [model["name"] for model in cold["models"]] == ["dense", "sparse"]
     assert cold["host_weight_bytes"] == sum(m["weight_bytes"] for m in cold["models"])
-    for model in (*hot["models"], *cold["models"]):
-        used = model["weight_bytes"] + model["kv_bytes"] + cold["runtime_bytes"]
-        assert model["fits"]
-        assert 0 < used <= 64 << 20
+    for instance in (hot, cold):
+        for model, shown in zip(instance["models"], instance["memory"]["models"], strict=True):
+            holds = {"weights": 0, "kv": 0, "runtime": 0, "unused": 0}
+            for region in shown["regions"]:
+                assert region["offset"] == sum(holds.values())
+                holds[region["content"]] += region["nbytes"]
+            assert model["fits"]
+            assert shown["model"] == model["name"]
+            assert sum(holds.values()) == 64 << 20
+            assert (holds["weights"], holds["kv"]) == (model["weight_bytes"], model["kv_bytes"])
+            assert holds["runtime"] == instance["runtime_bytes"] > 0
+            assert model["kv_offset"] in [region["offset"] for region in shown["regions"]]
     assert cold["models"][1]["decode_step"] == 0.2
 
 
@@ -112,6 +129,19 @@ def test_check_prints_a_table_for_each_instance(cluster_file: Path) -> None:
     assert result.exit_code == 0
     for words in ("hot-0 (hot)", "cold-0 (cold)", "sparse", "67,108,864", "is sound"):
         assert words in result.stdout
+
+
+def test_check_prints_the_map_when_asked(cluster_file: Path) -> None:
+    assert "the arena" not in run("check", "-c", cluster_file).stdout
+    printed = run("check", "-c", cluster_file, "--map").stdout
+    memory = json.loads(run("check", "-c", cluster_file, "--json").stdout)["instances"][1]["memory"]
+    assert "cold-0: the arena while each model is active" in printed
+    for model in memory["models"]:
+        for region in model["regions"]:
+            assert f"{region['offset']:,}" in printed
+            assert f"{region['nbytes']:,}" in printed
+    assert "2 (0-1)" in printed
+    assert f"{memory['slabs']:,} slabs of {memory['slab_bytes']:,}" in printed
 
 
 def test_check_measures_what_the_file_does_not_say(cluster_file: Path) -> None:
@@ -210,7 +240,9 @@ def test_check_prints_the_schema(tmp_path: Path) -> None:
     assert "ModelEntry" in json.loads(result.stdout)["$defs"]
 
 
-@pytest.mark.parametrize("command", ["check", "serve", "models list", "instance x", "drain x"])
+@pytest.mark.parametrize(
+    "command", ["check", "serve", "models list", "instance x", "drain x", "inspect"]
+)
 def test_a_bad_file_is_one_line_and_exit_code_2(command: str, tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     assert "no such file" in complaint(run(*command.split(), "-c", file), 2)
@@ -292,11 +324,34 @@ def test_serve_refuses_what_check_refuses(cluster_file: Path) -> None:
     assert line.endswith("(and 1 more: alipes check)")
 
 
-# --- drain ---
+# --- inspect, drain ---
+
+REGIONS = (Region(Content.WEIGHTS, 0, 4321), Region(Content.KV, 4321, 6000, (1, 3, 5), 4, 500))
+MEMORY = MemoryMap(
+    10321, (ModelMap("dense", REGIONS),), 4321, 100, 7, backend="mapped", switching="remap"
+)
+SHOWN = {
+    "name": "hot-0",
+    "connected": True,
+    "snapshot": {"active_model": "dense"},
+    "hello": {
+        "name": "hot-0",
+        "engine": "native",
+        "device": "cpu",
+        "pid": 1,
+        "memory": msgspec.to_builtins(MEMORY),
+        "kernels": {"linear": "cpu", "attend": "cpu_attention", "experts": "cpu"},
+    },
+}
+GONE = {"name": "cold-0", "connected": False, "snapshot": None, "hello": None}
 
 
 class AdminStub(BaseHTTPRequestHandler):
     """Knows hot-0, and wants a key."""
+
+    def do_GET(self) -> None:
+        assert self.path == "/admin/instances"
+        self.answer(200, {"instances": [SHOWN, GONE]})
 
     def do_POST(self) -> None:
         good = self.headers["authorization"] == "Bearer k"
@@ -304,8 +359,11 @@ class AdminStub(BaseHTTPRequestHandler):
         body: dict[str, object] = {"draining": True}
         if not (good and known):
             body = {"error": {"message": "no such instance" if good else "wrong key"}}
+        self.answer(200 if good and known else 400, body)
+
+    def answer(self, status: int, body: dict[str, object]) -> None:
         data = json.dumps(body).encode()
-        self.send_response(200 if good and known else 400)
+        self.send_response(status)
         self.send_header("content-length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
@@ -323,6 +381,25 @@ def admin(cluster_file: Path) -> Iterator[Path]:
     server.shutdown()
     thread.join()
     server.server_close()
+
+
+def test_inspect_shows_memory_and_kernels_of_what_runs(admin: Path) -> None:
+    printed = run("inspect", "-c", admin).stdout
+    title = "hot-0 (native on cpu, memory mapped, switching remap), active: dense"
+    for words in (title, "4,321", "6,000", "3 (1-5)", "7 slabs of 100", "cpu_attention"):
+        assert words in printed
+    assert [line.split() for line in printed.splitlines() if "experts" in line] == [
+        ["cpu", "experts,", "linear"]
+    ]
+    [shown] = json.loads(run("inspect", "hot-0", "-c", admin, "--json").stdout)
+    assert shown["kernels"] == {"linear": "cpu", "attend": "cpu_attention", "experts": "cpu"}
+    assert msgspec.convert(shown["memory"], MemoryMap) == MEMORY
+
+
+def test_inspect_of_what_is_not_there(admin: Path) -> None:
+    assert complaint(run("inspect", "cold-0", "-c", admin), 1) == "cold-0 is not connected"
+    line = complaint(run("inspect", "hot", "-c", admin), 2)
+    assert line.endswith("instances: unknown instance 'hot'; did you mean 'hot-0'?")
 
 
 def test_drain_asks_the_gateway(admin: Path) -> None:
