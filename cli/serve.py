@@ -20,6 +20,7 @@ from alipes.gateway.fleet.endpoints import FleetError
 from alipes.gateway.fleet.launcher import LaunchSpec
 from alipes.instance.checkpoints.folder import SourceError
 from alipes.instance.contract import thread_environment
+from alipes.instance.memory.preload import parking_environment
 
 
 def serve(config: ConfigOption = DEFAULT_FILE) -> None:
@@ -47,9 +48,17 @@ def launch_specs(cluster: Cluster, config: Path) -> tuple[LaunchSpec, ...]:
     wanted = {name: entry.threads for name, entry in cluster.instances.items() if entry.local}
     threads = divide_cores(len(os.sched_getaffinity(0)), wanted)
     return tuple(
-        LaunchSpec(name, _argv(name, cluster, config, count), thread_environment(count))
+        LaunchSpec(
+            name,
+            _argv(name, cluster, config, count),
+            thread_environment(count) | _parking(cluster.instances[name].device),
+        )
         for name, count in threads.items()
     )
+
+
+def _parking(device: str) -> dict[str, str]:
+    return {} if device == "cpu" else parking_environment()
 
 
 def _argv(name: str, cluster: Cluster, config: Path, threads: int) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
+from alipes.cli import serve
 from alipes.cli.cluster import load
 from alipes.cli.main import app
 from alipes.cli.serve import launch_specs
@@ -314,6 +315,16 @@ def test_serve_starts_local_instances_with_their_share_of_the_cores(cluster_file
     assert int(hot.env["OMP_NUM_THREADS"]) >= 1
     edit(cluster_file, "threads: 3", "threads: 3, local: false")
     assert [spec.name for spec in launch_specs(load(cluster_file), cluster_file)] == ["hot-0"]
+
+
+def test_instances_on_cuda_start_able_to_park_memory(
+    cluster_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serve, "parking_environment", lambda: {"LD_PRELOAD": "/lib/saver.so"})
+    edit(cluster_file, "models: [dense], ", "models: [dense], device: cuda, ")
+    specs = {spec.name: spec for spec in launch_specs(load(cluster_file), cluster_file)}
+    assert specs["hot-0"].env["LD_PRELOAD"] == "/lib/saver.so"
+    assert "LD_PRELOAD" not in specs["cold-0"].env
 
 
 def test_serve_refuses_what_check_refuses(cluster_file: Path) -> None:
