@@ -65,7 +65,7 @@ class Switches:
     seconds: list[float] = field(default_factory=list)
     step: list[float] = field(default_factory=list)
     copy: list[float] = field(default_factory=list)
-    report: SwitchReport = field(default_factory=lambda: SwitchReport(0.0, 0, True))
+    report: SwitchReport = field(default_factory=SwitchReport)
 
     def row(self, name: str) -> dict[str, Any]:
         copied = self.report

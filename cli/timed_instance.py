@@ -38,7 +38,9 @@ def main(config: str, name: str, out: str) -> int:
 
     code = run_instance(settings, build)
     for recording, scheduler in built:
-        whole = msgspec.structs.replace(recording, timings=scheduler.recorded())
+        whole = msgspec.structs.replace(
+            recording, timings=scheduler.recorded(), exchange=scheduler.exchanges
+        )
         Path(out).write_bytes(msgspec.json.encode(whole))
     return code
 

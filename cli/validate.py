@@ -178,7 +178,7 @@ def _setup(cluster: Cluster, instance: str) -> Setup:
     return Setup(
         session_prefill=ablations.session_prefill,
         host_kv=ablations.host_kv,
-        staging=False,
+        staging=ablations.staging,
         policy=policy,
         lease_seconds=routing.lease_seconds if ablations.leases else 0.0,
         replica_penalty=routing.replica_penalty,

@@ -8,6 +8,7 @@ token and has blocks copied to the host and back, as calls would make it do.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -27,6 +28,8 @@ def calibrate(
     the device holds afterwards belongs to no call. Raises ``EngineError`` when a model does not
     run."""
     calibration = _Calibration(engine, settings, clock)
+    if len(engine.reports) > 1:
+        calibration.leave_nothing(engine.reports[-1])
     return tuple(calibration.trial(report) for report in engine.reports)
 
 
@@ -41,9 +44,16 @@ class _Calibration:
         # Below all that a scheduler gives out.
         self._ticket = -len(engine.reports)
 
+    def leave_nothing(self, report: ModelReport) -> None:
+        """Make a model active whose blocks may then be all in use: weights of others that are still
+        on the device would hide what they take from the host."""
+        self._engine.activate(report.name)
+        self._engine.stage(None, report.kv_blocks)
+
     def trial(self, report: ModelReport) -> Trial:
         engine = self._engine
-        switch = self._seconds(partial(engine.activate, report.name))
+        begin = self._clock()
+        switch = replace(engine.activate(report.name), seconds=(self._clock() - begin) / 1e9)
         most = min(self._chunk, report.context - 1, report.kv_blocks * self._block - 1)
         blocks = range(-(-(most + 1) // self._block))
         prefills = []
@@ -52,6 +62,7 @@ class _Calibration:
             prefills.append((tokens, self._seconds(step)))
         decode = self._seconds(partial(engine.step, [_row(report, most, most + 1, blocks)]))
         restores = self._restores(report, most // self._block)
+        engine.stage(None, report.kv_blocks)
         return Trial(report.name, switch, tuple(prefills), most + 1, decode, restores)
 
     def _restores(self, report: ModelReport, full: int) -> tuple[tuple[int, float], ...]:

@@ -99,9 +99,9 @@ class FakeCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class InstanceSettings(msgspec.Struct, frozen=True):
     """All that one instance process needs to start; sizes in bytes, times in seconds. A cold
     instance lengthens its rounds, as far as the targets allow, until switches take no more than
-    ``switch_share`` of them. ``session_prefill`` and ``host_kv`` turn those mechanisms off; calls
-    that run when their model's slot ends are saved and resumed in any case. Models are divided
-    among ``ranks`` processes, each of which has ``device_bytes`` for its own."""
+    ``switch_share`` of them. ``session_prefill``, ``host_kv`` and ``staging`` turn those mechanisms
+    off; calls that run when their model's slot ends are saved and resumed in any case. Models are
+    divided among ``ranks`` processes, each of which has ``device_bytes`` for its own."""
 
     name: str
     pool: Pool
@@ -122,6 +122,7 @@ class InstanceSettings(msgspec.Struct, frozen=True):
     switch_share: float = 0.1
     session_prefill: bool = True
     host_kv: bool = True
+    staging: bool = True
     ranks: int = 1
     beat_seconds: float = BEAT_SECONDS
     fake: FakeCosts = FakeCosts()
@@ -349,7 +350,8 @@ class Estimate(Wire, frozen=True):
     """Measured costs of one model in seconds. A prefill of n tokens over a context that ends at
     position c costs ``prefill_base + n * prefill_token + n * c * prefill_context``; one decode
     iteration of b calls with C context tokens in all costs ``decode_base + b * decode_call +
-    C * decode_context``. ``switch`` is the cost of making it active. Copying the state of n tokens
+    C * decode_context``. ``switch`` is the predicted cost of making it active, with
+    what is staged of it now. Copying the state of n tokens
     from the host to the device costs ``restore_base + n * restore_token``. ``samples`` counts the
     measurements behind the numbers: 0 means a prior."""
 
@@ -399,7 +401,9 @@ class Counters(Wire, frozen=True):
     the host; they are among ``cached_tokens``. ``lingered_seconds`` passed in open slots that
     waited for returning sessions. ``declined_tokens`` were there as blocks, but were computed
     again, as no recurrent state after them was kept. ``torn_blocks`` were copied to
-    the host, but not by all ranks, or not as they were."""
+    the host, but not by all ranks, or not as they were. Switches are counted by path
+    (``engine.protocol.SwitchReport``), their bytes by where they were: ``h2d``, ``d2d``, ``remap``;
+    ``predicted_switch_seconds`` is what was expected of them."""
 
     live_calls: int = 0
     finished: int = 0
@@ -424,6 +428,18 @@ class Counters(Wire, frozen=True):
     lingered_seconds: float = 0.0
     declined_tokens: int = 0
     torn_blocks: int = 0
+    switch_paths: dict[str, int] = msgspec.field(default_factory=dict)
+    switch_bytes: dict[str, int] = msgspec.field(default_factory=dict)
+    predicted_switch_seconds: float = 0.0
+
+
+class Staging(Wire, frozen=True, omit_defaults=True):
+    """Weights of models that are not active, on the device all the same: ``covered`` bytes by
+    model. ``target`` is being staged, for which ``slack`` bytes more could be used."""
+
+    target: str = ""
+    covered: dict[str, int] = msgspec.field(default_factory=dict)
+    slack: int = 0
 
 
 class Snapshot(Wire, frozen=True):
@@ -444,6 +460,7 @@ class Snapshot(Wire, frozen=True):
     occupancy: Occupancy
     counters: Counters
     last_call: bytes = b""
+    staging: Staging = Staging()
 
 
 class Beat(Wire, frozen=True):

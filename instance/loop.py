@@ -97,6 +97,7 @@ class EngineLoop:
     def _wait(self, seconds: float) -> None:
         """Sleep until a message comes, so long at most; sooner while copies are under way. An old
         state counts as stale, so it is told again."""
+        self._stage(self._clock())
         if self._changed:
             self._tell_snapshot(self._clock())
         polling = self._scheduler.copying
@@ -154,7 +155,8 @@ class EngineLoop:
         """What is above the rows in use may hold weights of the model that is next."""
         if now >= self._next_staging:
             self._next_staging = now + STAGE_NS
-            self._engine.stage(self._scheduler.upcoming(), self._scheduler.device_rows)
+            scheduler = self._scheduler
+            scheduler.staged(self._engine.stage(scheduler.upcoming(), scheduler.device_rows))
 
     def _switch(self, work: Switch) -> None:
         begin = self._clock()

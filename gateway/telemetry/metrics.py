@@ -119,7 +119,8 @@ class InstanceGauges:
         "live_calls", "finished", "cancelled", "failed", "preempted", "switches", "rounds",
         "resumed", "switch_seconds", "prefill_tokens", "cached_tokens", "decode_tokens",
         "sp_admitted", "sp_parked", "restores", "restored_tokens", "checkpointed_blocks",
-        "host_evicted_blocks", "lingered_seconds",
+        "host_evicted_blocks", "lingered_seconds", "declined_tokens", "torn_blocks",
+        "predicted_switch_seconds",
     )  # fmt: skip
 
     def __init__(self, registry: CollectorRegistry) -> None:
@@ -153,7 +154,29 @@ class InstanceGauges:
             ["instance", "model", "state"], registry=registry,
         )  # fmt: skip
 
+        self._switches = Gauge(
+            "alipes_instance_switches_by_path", "Switches by where weights came from.",
+            ["instance", "path"], registry=registry,
+        )  # fmt: skip
+        self._switch_bytes = Gauge(
+            "alipes_instance_switch_bytes", "Bytes of weights by where they were.",
+            ["instance", "path"], registry=registry,
+        )  # fmt: skip
+        self._staged = Gauge(
+            "alipes_instance_staged_bytes", "Weights on the device of models that are not active.",
+            ["instance", "model"], registry=registry,
+        )  # fmt: skip
+        self._slack = Gauge(
+            "alipes_instance_staging_slack_bytes", "Device bytes that staged weights could use.",
+            ["instance"], registry=registry,
+        )  # fmt: skip
+        self._activation = Gauge(
+            "alipes_instance_activation_seconds", "Predicted seconds to make a model active.",
+            ["instance", "model"], registry=registry,
+        )  # fmt: skip
+
     def update(self, instance: str, snapshot: Snapshot, model_label: BoundedLabel) -> None:
+        self._update_weights(instance, snapshot, model_label)
         for name, gauge in self._totals.items():
             gauge.labels(instance).set(getattr(snapshot.counters, name))
         for state in ("free", "cached", "held"):
@@ -168,6 +191,18 @@ class InstanceGauges:
         for model, load in snapshot.loads.items():
             self._load.labels(instance, model_label(model), "waiting").set(load.waiting)
             self._load.labels(instance, model_label(model), "running").set(load.running)
+
+    def _update_weights(self, instance: str, snapshot: Snapshot, model_label: BoundedLabel) -> None:
+        counters, staging = snapshot.counters, snapshot.staging
+        for path, count in counters.switch_paths.items():
+            self._switches.labels(instance, path).set(count)
+        for path, size in counters.switch_bytes.items():
+            self._switch_bytes.labels(instance, path).set(size)
+        self._slack.labels(instance).set(staging.slack)
+        for model, estimate in snapshot.estimates.items():
+            label = model_label(model)
+            self._staged.labels(instance, label).set(staging.covered.get(model, 0))
+            self._activation.labels(instance, label).set(estimate.switch)
 
 
 class RoutingGauges:

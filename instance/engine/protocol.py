@@ -8,7 +8,7 @@ is to be drawn, all that the draw depends on.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from alipes.instance.contract import MemoryMap, ModelReport, Sampling, TokenIds, TopLogprob
@@ -93,26 +93,37 @@ class CopyEnd:
 class SwitchReport:
     """What making a model active took; ``addresses_kept`` tells whether every region of the
     arena is where it was when the model was last active. ``path`` says where its weights came
-    from: ``h2d``, ``partial``, ``d2d`` or ``remap``; ``bytes_copied`` are those from the host and
-    those within the device, ``mapped_bytes`` changed places without a copy."""
+    from: ``h2d``, ``partial``, ``d2d`` or ``remap``. So many bytes were copied from the host and
+    within the device; ``mapped_bytes`` changed places without a copy. Without any bytes the model
+    was active already."""
 
-    seconds: float
-    bytes_copied: int
-    addresses_kept: bool
+    seconds: float = 0.0
+    addresses_kept: bool = True
     path: str = "h2d"
     h2d_bytes: int = 0
     d2d_bytes: int = 0
     mapped_bytes: int = 0
 
+    @property
+    def on_device_bytes(self) -> int:
+        """Those that the device held already."""
+        return self.d2d_bytes + self.mapped_bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """What a switch would find on the device: ``covered_bytes`` of the weights of ``target``, the
-    model that is being staged. ``slack_bytes`` could still be staged."""
+    """What a switch would find on the device: of each model that is not active, so many bytes of
+    its weights. ``target`` is the one that is being staged, for which ``slack_bytes`` more could
+    be used."""
 
     target: str = ""
-    covered_bytes: int = 0
+    covered: Mapping[str, int] = field(default_factory=dict)
     slack_bytes: int = 0
+
+    @property
+    def covered_bytes(self) -> int:
+        """Of the model that is being staged."""
+        return self.covered.get(self.target, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,23 @@ class OnDevice:
     offsets: Mapping[int, int]
 
 
+def retained(
+    before: StagingLedger, order: Sequence[str], weights: Mapping[str, int], target: str
+) -> list[OnDevice]:
+    """What the device holds of all models but ``target``, which becomes active: all of the last one
+    of ``order``, whose weights lie at the start of the arena, and what the ledger knows of the
+    others, which come first."""
+    size, found = before.area.chunk_bytes, []
+    for name in order:
+        if name == order[-1]:
+            at = {chunk: chunk * size for chunk in range(Chunks(weights[name], size).count)}
+        else:
+            at = {chunk: before.area.places[place].offset for chunk, place in before.held(name)}
+        if name != target:
+            found.append(OnDevice(name, weights[name], at))
+    return found
+
+
 class StagingLedger:
     """The state of one KV area, from one model switch to the next. A chunk that it calls clean or
     kept holds exactly what was written; misuse raises ``ValueError`` and changes nothing."""
@@ -69,7 +86,6 @@ class StagingLedger:
     def __init__(self, area: StagingArea) -> None:
         self.area: Final = area
         self.target = ""
-        self.clean_bytes = 0
         self.spoiled_bytes = 0
         self.rows = 0
         # Places from this one on have rows that may be in use.
@@ -79,6 +95,8 @@ class StagingLedger:
         self._owner: Final = [""] * self._usable
         self._chunk: Final = [0] * self._usable
         self._models: dict[str, Chunks] = {}
+        # Bytes of each model that are clean or kept.
+        self._covered: dict[str, int] = {}
         self._under_way = 0
         # Chunks of the target that are to be written, the next one last.
         self._missing: list[int] = []
@@ -89,6 +107,16 @@ class StagingLedger:
     def writing(self) -> bool:
         """Some write was begun and has not been reported."""
         return self._under_way > 0
+
+    @property
+    def covered(self) -> dict[str, int]:
+        """Bytes of each model's weights that a switch to it would find; none of those without."""
+        return {name: size for name, size in self._covered.items() if size}
+
+    @property
+    def clean_bytes(self) -> int:
+        """Those of the target."""
+        return self._covered.get(self.target, 0)
 
     @property
     def coverage(self) -> float:
@@ -125,11 +153,11 @@ class StagingLedger:
         moving: dict[int, int] = {}
         for name, chunk, at in chunks:
             if at in near:
-                self._put(near[at], name, chunk, KEPT)
+                self._hold(near[at], name, chunk)
         for name, chunk, at in chunks:
             if at not in near:
                 moving[at] = self._empty_place()
-                self._put(moving[at], name, chunk, KEPT)
+                self._hold(moving[at], name, chunk)
         return moving
 
     def begin(self, target: str, weight_bytes: int) -> None:
@@ -146,9 +174,8 @@ class StagingLedger:
                 self._states[place] = CLEAN if own else KEPT
                 if own:
                     here.add(self._chunk[place])
-        chunks = self._models[target]
-        self.clean_bytes = sum(map(chunks.bytes_of, here))
-        self._missing = [c for c in reversed(range(chunks.count)) if c not in here]
+        count = self._models[target].count
+        self._missing = [c for c in reversed(range(count)) if c not in here]
 
     def next(self, limit: int = 1) -> tuple[int, ...]:
         """Begin writing up to ``limit`` chunks: their places, from the highest rows that can take
@@ -162,8 +189,9 @@ class StagingLedger:
             place = self._empty_place()
             if place < 0:
                 place = self._states.rfind(KEPT)
-            if place < 0:
-                break
+                if place < 0:
+                    break
+                self._give_up(place)
             self._put(place, self.target, self._missing.pop(), WRITING)
             begun.append(place)
         self._under_way += len(begun)
@@ -179,7 +207,7 @@ class StagingLedger:
         for place in places:
             if self._states[place] == WRITING:
                 self._states[place] = CLEAN
-                self.clean_bytes += self._size(place)
+                self._covered[self.target] += self._size(place)
             else:
                 self._empty(place)
 
@@ -224,8 +252,18 @@ class StagingLedger:
         """Other weights of the same name are another model: what is there of it is forgotten."""
         if model in self._models and not self._knows(model, weight_bytes):
             for _, place in self.held(model):
-                self._empty(place)
+                self._give_up(place)
         self._models[model] = Chunks(weight_bytes, self.area.chunk_bytes)
+        self._covered.setdefault(model, 0)
+
+    def _hold(self, place: int, model: str, chunk: int) -> None:
+        self._put(place, model, chunk, KEPT)
+        self._covered[model] += self._size(place)
+
+    def _give_up(self, place: int) -> None:
+        """What is there, clean or kept, counts no more."""
+        self._covered[self._owner[place]] -= self._size(place)
+        self._empty(place)
 
     def _put(self, place: int, model: str, chunk: int, state: int) -> None:
         self._states[place] = state
@@ -246,12 +284,10 @@ class StagingLedger:
 
     def _spoil(self, place: int) -> None:
         state = self._states[place]
-        if state == CLEAN:
-            self.clean_bytes -= self._size(place)
         if state in (CLEAN, WRITING):
             self.spoiled_bytes += self._size(place)
             self._missing.append(self._chunk[place])
         if state in (CLEAN, KEPT):
-            self._empty(place)
+            self._give_up(place)
         elif state == WRITING:
             self._states[place] = SPOILED

@@ -15,6 +15,9 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
+
+LARGEST_CHUNK: Final = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,3 +82,15 @@ class Chunks:
 
     def bytes_of(self, chunk: int) -> int:
         return min(self.size, self.nbytes - chunk * self.size)
+
+
+def frame_bytes(layer: int, weights: int, granule: int) -> int:
+    """Chunks that change places by exchanging pages of ``granule`` bytes: the arena is cut into
+    frames of one size, and a chunk fills one wherever it is, so that nothing but whole frames ever
+    moves. As large as they can be while a layer's blocks, ``layer`` bytes at least, have several
+    and ``weights``, the largest of any model, are not all in a few: moving a frame costs much the
+    same whatever its size."""
+    frame = granule
+    while 2 * frame <= min(LARGEST_CHUNK, layer // 4, weights // 16):
+        frame *= 2
+    return frame

@@ -19,9 +19,17 @@ from alipes.instance.contract import (
     ModelReport,
     Occupancy,
     Snapshot,
+    Staging,
     Submit,
 )
-from alipes.instance.engine.protocol import CopyEnd, HostSlabs, Row, Sampled, SwitchReport
+from alipes.instance.engine.protocol import (
+    CopyEnd,
+    HostSlabs,
+    Row,
+    Sampled,
+    Staged,
+    SwitchReport,
+)
 from alipes.instance.scheduler import phases
 from alipes.instance.scheduler.active import ActiveModel
 from alipes.instance.scheduler.calls import CallTable
@@ -71,6 +79,7 @@ class RoundScheduler:
         self._serving: Serving | None = None
         self._rotation = Rotation(settings, self._tally)
         self._lingering: int | None = None
+        self._staged = Staged()
         self._stale = False
         self._version = 0
         self._draining = False
@@ -304,11 +313,8 @@ class RoundScheduler:
         ``seconds_saving``."""
         progress = self._leave()
         state = self._calls.models[work.model]
-        seconds = report.seconds + seconds_saving
-        if report.seconds or report.bytes_copied:
-            # Else the engine had it active already, as after its calibration.
-            state.profile.switch.observe(seconds)
-        self._tally.switch_seconds += seconds
+        self._tally.switched(report, seconds_saving, state.profile.switch.seconds)
+        state.profile.switch.observe(report, seconds_saving)
         self._active = ActiveModel(state, self._host, self._settings, self._tally)
         for call in state.waiting:
             self._active.expect(call)
@@ -360,6 +366,15 @@ class RoundScheduler:
         active = self._active.state if self._active is not None else None
         return self._rotation.following(active, self._calls.ready())
 
+    def staged(self, staged: Staged) -> None:
+        """What switches would find on the device now; predictions go by it."""
+        self._staged = staged
+        for state in self._calls.models.values():
+            if state.name == self.active_model:
+                state.profile.switch.staged(None)
+            else:
+                state.profile.switch.staged(staged.covered.get(state.name, 0), staged.slack_bytes)
+
     # --- what it looks like --------------------------------------------------------------------
 
     def known(self) -> tuple[BlocksStored, ...]:
@@ -383,6 +398,9 @@ class RoundScheduler:
             occupancy=self.occupancy(),
             counters=self.counters(),
             last_call=self._calls.last_submitted,
+            staging=Staging(
+                self._staged.target, dict(self._staged.covered), self._staged.slack_bytes
+            ),
         )
 
     @property

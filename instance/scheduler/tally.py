@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from alipes.instance.contract import Counters
+from alipes.instance.engine.protocol import SwitchReport
 
 
 @dataclass(slots=True)
@@ -20,6 +21,9 @@ class Tally:
     rounds: int = 0
     resumed: int = 0
     switch_seconds: float = 0.0
+    predicted_switch_seconds: float = 0.0
+    switch_paths: Counter[str] = field(default_factory=Counter)
+    switch_bytes: Counter[str] = field(default_factory=Counter)
     prefill_tokens: int = 0
     cached_tokens: int = 0
     decode_tokens: int = 0
@@ -35,6 +39,16 @@ class Tally:
     def fell_short(self, model: str, seconds: float) -> None:
         self.shortfall[model] = self.shortfall.get(model, 0.0) + seconds
 
+    def switched(self, report: SwitchReport, saving: float, predicted: float) -> None:
+        """A switch that took ``saving`` seconds for calls before it."""
+        self.switch_seconds += report.seconds + saving
+        if report.h2d_bytes or report.on_device_bytes:
+            self.predicted_switch_seconds += predicted
+            self.switch_paths[report.path] += 1
+            self.switch_bytes["h2d"] += report.h2d_bytes
+            self.switch_bytes["d2d"] += report.d2d_bytes
+            self.switch_bytes["remap"] += report.mapped_bytes
+
     def counters(
         self, live_calls: int, checkpointed: int, torn: int, host_evicted: int
     ) -> Counters:
@@ -48,6 +62,9 @@ class Tally:
             rounds=self.rounds,
             resumed=self.resumed,
             switch_seconds=self.switch_seconds,
+            predicted_switch_seconds=self.predicted_switch_seconds,
+            switch_paths=dict(self.switch_paths),
+            switch_bytes=dict(self.switch_bytes),
             prefill_tokens=self.prefill_tokens,
             cached_tokens=self.cached_tokens,
             decode_tokens=self.decode_tokens,

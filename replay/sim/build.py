@@ -23,7 +23,7 @@ from alipes.instance.contract import (
     Pool,
     Targets,
 )
-from alipes.instance.engine.protocol import HostSlabs
+from alipes.instance.engine.protocol import HostSlabs, SwitchReport
 from alipes.instance.scheduler.profile import Trial
 from alipes.instance.scheduler.rounds import RoundScheduler
 from alipes.replay.pacing import Pacing
@@ -206,7 +206,9 @@ def _trial(report: ModelReport, costs: EngineCosts, chunk: int) -> Trial:
     prompts = sorted({max(1, most // 4), most})
     return Trial(
         model=report.name,
-        switch=costs.switch(report.weight_bytes, 0) / 1e9,
+        switch=SwitchReport(
+            costs.switch(report.weight_bytes, 0) / 1e9, h2d_bytes=report.weight_bytes
+        ),
         prefills=tuple((n, costs.prefill([(n, 0)]) / 1e9) for n in prompts),
         context=most + 1,
         decode=costs.decode(1, most + 1, 1) / 1e9,

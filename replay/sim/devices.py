@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from alipes.instance.engine.protocol import Staged
 from alipes.instance.scheduler.work import Run
 from alipes.replay.runs import SwitchRecord
 
@@ -45,7 +46,7 @@ class Weights(Protocol):
         ...
 
     @property
-    def staged_bytes(self) -> int: ...
+    def staged(self) -> Staged: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,7 +108,8 @@ class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """An instance's hardware and what the models take on it. Bytes are of the whole instance:
     ``runtime_bytes`` of the device are neither weights nor KV; ``host_bytes`` are for KV, beside
     the host copy of every model's weights. ``staging_share`` is the part of the host-to-device
-    rate that staging gets while a model serves, in pieces of ``staging_chunk`` bytes. A call takes
+    rate that staging gets while a model serves, in pieces of ``staging_chunk`` bytes. Where devices
+    can ``exchange`` memory, weights that leave stay as long as there is room. A call takes
     ``gateway_seconds`` beside its iterations: HTTP, text, routing and messages."""
 
     name: str
@@ -124,6 +125,7 @@ class Hardware(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_running: int
     block_tokens: int = 64
     staging_chunk: int = 64 << 20
+    exchange: bool = False
     targets: ServiceTargets | None = None
     gateway_seconds: Quantity = NOTHING
 

@@ -289,8 +289,6 @@ class SimulatedInstance:
         self.timeline.switches.append(record)
         report = SwitchReport(
             record.seconds,
-            record.h2d_bytes + record.d2d_bytes,
-            addresses_kept=True,
             path=record.path,
             h2d_bytes=record.h2d_bytes,
             d2d_bytes=record.d2d_bytes,
@@ -301,6 +299,7 @@ class SimulatedInstance:
         self.timeline.add(activity, duration)
         rows = self.scheduler.device_rows
         self._weights.serving(self.scheduler.upcoming(), begin, begin + duration, rows)
+        self.scheduler.staged(self._weights.staged)
 
     # --- copies and messages ---------------------------------------------------------------------
 
@@ -368,7 +367,7 @@ class SimulatedInstance:
             at=now / 1e9,
             weights=self._memory.weights.get(model, 0),
             kv=blocks * self._memory.block_bytes.get(model, 0),
-            staged=self._weights.staged_bytes,
+            staged=self._weights.staged.covered_bytes,
             runtime=self._memory.runtime,
             capacity=self._memory.capacity,
             host_kv=occupancy.host_used,

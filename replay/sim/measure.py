@@ -7,7 +7,7 @@ simulated one stands for: on a small machine they slow the engine down.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -16,6 +16,7 @@ import msgspec
 
 from alipes.instance.contract import InstanceSettings, ModelReport
 from alipes.instance.engine.protocol import HostSlabs
+from alipes.instance.memory.staging_plan import frame_bytes
 from alipes.replay.sim.fitting import LEAST_SECONDS, Fit, fit, with_slope
 from alipes.replay.sim.hardware import (
     Fixed,
@@ -31,23 +32,26 @@ from alipes.replay.sim.telling import USUAL, Teller
 from alipes.replay.stats import nearest_rank
 
 NAME: Final = "this-machine"
+GRANULE: Final = 2 << 20
 
 
 class Kind(StrEnum):
     """What a piece of work is, and what its form multiplies: (1, tokens, sum of tokens times end
     position) of a prefill iteration, (1, calls, context) of a decode iteration, (1, bytes) of the
-    others."""
+    others. Weights come from the host in a switch, from the device in one that is staged."""
 
     PREFILL = "prefill"
     DECODE = "decode"
     SWITCH = "switch"
+    STAGED = "staged"
     RESTORE = "restore"
     CHECKPOINT = "checkpoint"
 
 
 COPIES: Final = {Kind.SWITCH: "h2d", Kind.RESTORE: "kv_h2d", Kind.CHECKPOINT: "d2h"}
-"""All models together, each with its rate. Where one was not timed, the rate of the first that was
-stands for it."""
+"""From and to the host: all models together, each with its rate. Where one was not timed, the rate
+of the first that was stands for it."""
+RATES: Final = {**COPIES, Kind.STAGED: "d2d"}
 FORMS: Final = {
     Kind.PREFILL: ("prefill_base", "prefill_token", "prefill_context"),
     Kind.DECODE: ("decode_base", "decode_call", "decode_context"),
@@ -66,12 +70,13 @@ class Timing(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 class Recording(msgspec.Struct, frozen=True):
     """An instance that served: what it is made of, and what all its work took. ``layers`` are
-    those with KV, one where it is not said."""
+    those with KV, one where it is not said. Weights ``exchange`` places where they can."""
 
     reports: tuple[ModelReport, ...]
     host: HostSlabs
     layers: dict[str, int]
     timings: tuple[Timing, ...]
+    exchange: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +124,9 @@ def profile(measured: Measured) -> Profile:
             if not own:
                 raise ValueError(f"no {kind} of {report.name} was timed")
             fits[f"{report.name}: {kind}"] = fitted(own)
-    fits |= _copies([one for one in timings if one.kind in COPIES and one.features[1] > 0])
+    copies = [one for one in timings if one.kind in RATES and one.features[1] > 0]
+    fits |= _copies([one for one in copies if one.kind is not Kind.STAGED], COPIES)
+    fits |= _copies([one for one in copies if one.kind is Kind.STAGED], (Kind.STAGED,))
     hardware = _hardware(measured, fits)
     return Profile(hardware, fits, tuple(_remarks(hardware, fits)))
 
@@ -129,20 +136,20 @@ def fitted(timings: Sequence[Timing]) -> Fit:
     return fit([one.features for one in timings], [one.seconds for one in timings])
 
 
-def _copies(timings: Sequence[Timing]) -> dict[str, Fit]:
+def _copies(timings: Sequence[Timing], kinds: Iterable[Kind]) -> dict[str, Fit]:
     """By kind. Where the timings do not tell a rate, more bytes having taken no longer or all
     having been the same, it is no higher than what a copy of any kind came to."""
-    kinds = [[one for one in timings if one.kind is kind] for kind in COPIES]
-    timed = [own for own in kinds if own]
+    found = ([one for one in timings if one.kind is kind] for kind in kinds)
+    timed = [own for own in found if own]
     fastest = max(map(_fastest, timed), default=0.0)
     fits = {}
     for own in timed:
-        found = fitted(own)
-        if not found.told(1):
-            slope = max(found.coefficients[1], 1.0 / fastest)
+        told = fitted(own)
+        if not told.told(1):
+            slope = max(told.coefficients[1], 1.0 / fastest)
             rows, seconds = [one.features for one in own], [one.seconds for one in own]
-            found = with_slope(rows, seconds, slope, found)
-        fits[own[0].kind.value] = found
+            told = with_slope(rows, seconds, slope, told)
+        fits[own[0].kind.value] = told
     return fits
 
 
@@ -159,8 +166,9 @@ def _remarks(hardware: Hardware, fits: dict[str, Fit]) -> Iterator[str]:
         if model:
             names = [f"models.{model}.{name}" for name in FORMS[Kind(kind)]]
         else:
-            names = [f"fixed.{kind}", f"rates.{COPIES[Kind(kind)]}"]
-        for place, name in enumerate(names):
+            base = [f"fixed.{kind}"] if Kind(kind) in COPIES else []
+            names = [*base, f"rates.{RATES[Kind(kind)]}"]
+        for place, name in enumerate(names, len(found.coefficients) - len(names)):
             if not found.told(place):
                 number = numbers[name]
                 most = f", at most {number.high:g}" if number.high else ""
@@ -184,7 +192,7 @@ def _hardware(measured: Measured, fits: dict[str, Fit]) -> Hardware:
             min(device - _used(report) for report in recording.reports),
             source="what weights and KV leave of device_bytes",
         ),
-        staging_share=Quantity(0.5, assumed="half; it is not measured"),
+        staging_share=Quantity(0.25, assumed="what a writer takes at most; it is not measured"),
         rates=_rates(told, fits),
         fixed=Fixed(
             switch=_base(told, fits, Kind.SWITCH),
@@ -203,6 +211,8 @@ def _hardware(measured: Measured, fits: dict[str, Fit]) -> Hardware:
             )
             for report in recording.reports
         },
+        staging_chunk=_chunk(recording),
+        exchange=recording.exchange,
         prefill_chunk=settings.prefill_chunk,
         max_running=settings.max_running,
         block_tokens=settings.block_tokens,
@@ -218,10 +228,11 @@ def _hardware(measured: Measured, fits: dict[str, Fit]) -> Hardware:
 def _rates(told: Teller, fits: dict[str, Fit]) -> Rates:
     same = "device and host are the same memory here, so it is a copy like host to device"
     h2d, kv_h2d, d2h = (_rate(told, fits, what) for what in COPIES)
+    unstaged = Quantity(h2d.value, assumed=f"nothing was staged; {same}")
     return Rates(
         h2d=h2d,
         d2h=d2h,
-        d2d=Quantity(h2d.value, assumed=same),
+        d2d=told.rate(fits[Kind.STAGED]) if Kind.STAGED in fits else unstaged,
         rdma=Quantity(h2d.value, assumed=same),
         kv_h2d=kv_h2d,
     )
@@ -261,6 +272,16 @@ def _rate(told: Teller, fits: dict[str, Fit], kind: Kind) -> Quantity:
     if other is None:
         raise ValueError("no copy was timed")
     return Quantity(told.rate(fits[other]).value, assumed=f"not timed; that of a {other}")
+
+
+def _chunk(recording: Recording) -> int:
+    """As the engine cuts weights where they exchange places."""
+    layers = (
+        report.kv_blocks * report.block_bytes // recording.layers.get(report.name, 1)
+        for report in recording.reports
+    )
+    weights = max(report.weight_bytes for report in recording.reports)
+    return frame_bytes(min(layers), weights, GRANULE)
 
 
 def _used(report: ModelReport) -> int:

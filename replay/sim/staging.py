@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from alipes.instance.memory.staging import StagedSwitch, StagingLedger
+from alipes.instance.engine.protocol import Staged
+from alipes.instance.memory.staging import StagedSwitch, StagingLedger, retained
 from alipes.instance.memory.staging_plan import StagingArea
 from alipes.replay.runs import SwitchRecord
 from alipes.replay.sim.costs import EngineCosts
@@ -34,23 +35,16 @@ class StagingModel:
         self._rate = hardware.staging_share.value * hardware.rates.h2d.value / 1e9
         self._areas = {name: self._area(own) for name, own in costs.items()}
         self._ledger: StagingLedger | None = None
+        # Models by when they were active, the last one last.
+        self._order: list[str] = []
         # Bytes of the chunk under way that have been written.
         self._begun = 0.0
 
     @property
-    def staged_bytes(self) -> int:
-        """Clean bytes of the next model's weights."""
-        return self._ledger.clean_bytes if self._ledger else 0
-
-    @property
-    def coverage(self) -> float:
-        """The part of the next model's weights that is staged."""
-        return self._ledger.coverage if self._ledger else 0.0
-
-    @property
-    def slack(self) -> int:
-        """Device bytes that could still hold staged weights."""
-        return self._ledger.slack if self._ledger else 0
+    def staged(self) -> Staged:
+        """What switches would find on the device."""
+        ledger = self._ledger
+        return Staged(ledger.target, ledger.covered, ledger.slack) if ledger else Staged()
 
     def serving(self, following: str | None, begin: int, end: int, rows: int) -> None:
         """From ``begin`` to ``end`` the active model served, its blocks in the lowest ``rows``
@@ -69,11 +63,14 @@ class StagingModel:
 
     def switch(self, model: str, now: int) -> tuple[int, SwitchRecord]:
         """Make ``model`` active, beginning ``now``: how long it takes, and what it was."""
-        costs = self._costs[model]
-        area = self._areas[model]
-        staged = (self._ledger or StagingLedger(area)).switch(model, costs.weight_bytes)
+        costs, before, after = self._costs[model], self._ledger, StagingLedger(self._areas[model])
+        staged = (before or after).switch(model, costs.weight_bytes)
         duration = costs.switch(staged.h2d_bytes, staged.d2d_bytes)
-        self._ledger = StagingLedger(area) if self._enabled else None
+        if before is not None and self._hardware.exchange:
+            weights = {name: own.weight_bytes for name, own in self._costs.items()}
+            after.keep(retained(before, self._order, weights, model))
+        self._order = [name for name in self._order if name != model] + [model]
+        self._ledger = after if self._enabled else None
         self._begun = 0.0
         return duration, self._record(staged, now, duration)
 
@@ -92,7 +89,7 @@ class StagingModel:
         layers = self._hardware.models[costs.model].layers
         row = -(-costs.block_bytes // layers)
         chunk = max(row, self._hardware.staging_chunk)
-        return StagingArea(costs.kv_blocks, (row,) * layers, chunk)
+        return StagingArea(costs.kv_blocks, (row,) * layers, chunk, costs.weight_bytes)
 
     def _record(self, staged: StagedSwitch, now: int, duration: int) -> SwitchRecord:
         return SwitchRecord(

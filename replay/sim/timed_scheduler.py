@@ -8,6 +8,7 @@ time of a busy instance is in no piece.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from alipes.instance.contract import InstanceSettings, ModelReport
 from alipes.instance.engine.protocol import HostSlabs, Row, Sampled, SwitchReport
@@ -19,16 +20,17 @@ from alipes.replay.sim.measure import Kind, Timing
 
 
 class TimedScheduler(RoundScheduler):
-    """``timings`` are of all work so far, in its order."""
+    """``timings`` are of all work so far, in its order; ``exchanges`` tells whether weights on the
+    device came to their place without a copy."""
 
     def __init__(
         self, settings: InstanceSettings, reports: tuple[ModelReport, ...], host: HostSlabs
     ) -> None:
         super().__init__(settings, reports, host)
         self.timings: list[Timing] = []
+        self.exchanges = False
         self._trials: list[Timing] = []
         self._bytes = {report.name: report.block_bytes for report in reports}
-        self._weights = {report.name: report.weight_bytes for report in reports}
         self._block = settings.block_tokens
         self._iteration: Sequence[tuple[int, int]] = ()
         self._mark = 0
@@ -42,8 +44,7 @@ class TimedScheduler(RoundScheduler):
 
     def learn(self, trial: Trial) -> None:
         super().learn(trial)
-        weights = float(self._weights[trial.model])
-        self._trials.append(Timing(trial.model, Kind.SWITCH, (1.0, weights), trial.switch))
+        self._switched(self._trials, trial.model, trial.switch)
         for tokens, seconds in trial.restores:
             features = (1.0, self._kv_bytes(trial.model, tokens))
             self._trials.append(Timing(trial.model, Kind.RESTORE, features, seconds))
@@ -78,8 +79,7 @@ class TimedScheduler(RoundScheduler):
         if work.save is not None:
             saved = len(work.save.devices) * self._bytes[self.active_model]
             self._note(self.active_model, Kind.CHECKPOINT, (saved,), seconds_saving)
-        if report.bytes_copied:
-            self._note(work.model, Kind.SWITCH, (report.bytes_copied,), taken - seconds_saving)
+        self._switched(self.timings, work.model, replace(report, seconds=taken - seconds_saving))
         return super().switched(work, report, seconds_saving, now)
 
     def restored(self, work: Restore, seconds: float, now: int, failed: bool = False) -> Progress:
@@ -94,6 +94,15 @@ class TimedScheduler(RoundScheduler):
         """Seconds since the report before this one."""
         taken, self._mark = (now - self._mark) / 1e9, now
         return taken
+
+    def _switched(self, timings: list[Timing], model: str, report: SwitchReport) -> None:
+        """One that is only partly from the host tells neither rate, one of the model that was
+        active already none at all."""
+        host, device = report.h2d_bytes, report.on_device_bytes
+        self.exchanges |= report.mapped_bytes > 0
+        if bool(host) != bool(device):
+            kind = Kind.SWITCH if host else Kind.STAGED
+            timings.append(Timing(model, kind, (1.0, float(host + device)), report.seconds))
 
     def _note(self, model: str, kind: Kind, features: Sequence[float], seconds: float) -> None:
         self.timings.append(Timing(model, kind, (1.0, *map(float, features)), seconds))

@@ -30,12 +30,12 @@ ERROR_P90: Final = 0.30
 SOURCE: Final = "our target"
 
 CONFIGURATIONS: Final[Mapping[str, Mapping[str, bool]]] = {
-    "all-on": {"session_prefill": True, "host_kv": True},
-    "no-sp": {"session_prefill": False, "host_kv": True},
-    "no-host-kv": {"session_prefill": True, "host_kv": False},
-    "round-only": {"session_prefill": False, "host_kv": False},
+    "all-on": {},
+    "no-sp": {"session_prefill": False},
+    "no-host-kv": {"host_kv": False},
+    "round-only": {"session_prefill": False, "host_kv": False, "staging": False},
 }
-"""What may be turned off live. Staging may not; simulated switches take what was measured."""
+"""What is turned off, live and simulated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,13 +113,11 @@ class FakeEngine:
         if self._host.busy:
             raise EngineError(f"copies are under way: drain them before {model} becomes active")
         if model == self._active:
-            return SwitchReport(0.0, 0, addresses_kept=True)
+            return SwitchReport()
         self._spend(self._costs.switch)
         self._device.clear(model)
         self._active = model
-        return SwitchReport(
-            self._costs.switch, WEIGHT_BYTES, addresses_kept=True, h2d_bytes=WEIGHT_BYTES
-        )
+        return SwitchReport(self._costs.switch, h2d_bytes=WEIGHT_BYTES)
 
     def stage(self, following: str | None, rows: int) -> Staged:
         """Its weights are nowhere, so there is nothing to stage."""

@@ -83,7 +83,8 @@ class _Resident:
 class NativeEngine:
     """Implements ``Engine``. Construction reads every model's weights into host memory; raises
     ``EngineError`` when one can never fit, a folder is broken or the device is not there.
-    ``switching`` is how models come to the device, the best way that there is here by default.
+    ``switching`` is how models come to the device, by default the best way that there is here and
+    that the settings allow.
     In a ``group`` it is one rank: it has its share of every model, and ends of copies are not
     told but what ``held`` says of them."""
 
@@ -103,7 +104,8 @@ class NativeEngine:
         plan = plan_instance(settings, {n: s.footprint(size) for n, s in shapes.items()})
         if plan.refusals:
             raise EngineError("; ".join(plan.refusals))
-        switching = switching or best_switching(self._device)
+        if switching is None:
+            switching = best_switching(self._device) if settings.staging else Switching.H2D
         memory = device_memory(plan.device_bytes, self._device, switching)
         self._arena = Arena(plan, memory)
         states = {name: shape.states for name, shape in shapes.items()}
@@ -164,7 +166,7 @@ class NativeEngine:
         if self._host.busy:
             raise EngineError(f"copies are under way: drain them before {model} becomes active")
         if model == self._active:
-            return SwitchReport(0.0, 0, True)
+            return SwitchReport()
         begin = time.perf_counter()
         entry = self._models[model]
         self._active = ""
@@ -175,7 +177,6 @@ class NativeEngine:
         self._active = model
         return SwitchReport(
             seconds=time.perf_counter() - begin,
-            bytes_copied=moved.h2d_bytes + moved.d2d_bytes,
             addresses_kept=kept,
             path=str(moved.path),
             h2d_bytes=moved.h2d_bytes,

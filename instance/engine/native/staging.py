@@ -18,19 +18,20 @@ from typing import Final
 import torch
 
 from alipes.instance.engine.native.writer import Copy, Writer
-from alipes.instance.engine.protocol import Staged
+from alipes.instance.engine.protocol import EngineError, Staged
 from alipes.instance.memory.arena import Arena
+from alipes.instance.memory.cuda_driver import cuda_driver
+from alipes.instance.memory.cuda_mapped import CudaMappedMemory
 from alipes.instance.memory.device import DeviceMemory, PlainMemory
 from alipes.instance.memory.mapped import MappedMemory, can_exchange
 from alipes.instance.memory.moves import Move, order_copies
 from alipes.instance.memory.plan import PAGE, ModelPlan
-from alipes.instance.memory.staging import OnDevice, StagedSwitch, StagingLedger, SwitchPath
-from alipes.instance.memory.staging_plan import Chunks, StagingArea
+from alipes.instance.memory.staging import StagedSwitch, StagingLedger, SwitchPath, retained
+from alipes.instance.memory.staging_plan import LARGEST_CHUNK, Chunks, StagingArea, frame_bytes
 from alipes.kernels.table import kernels_for
 
 SHARE: Final = 0.25
 """The part of the time that the writer is busy while a model serves."""
-LARGEST_CHUNK: Final = 64 << 20
 CHUNKS_PER_MODEL: Final = 128
 
 
@@ -43,18 +44,28 @@ class Switching(StrEnum):
 
 
 def best_switching(device: torch.device) -> Switching:
-    """Copies within an accelerator are far faster than those from the host. On the CPU they are
-    not, so that staging pays only where pages can be exchanged."""
-    if device.type != "cpu":
-        return Switching.GATHER
-    return Switching.REMAP if can_exchange() else Switching.H2D
+    """Where pages can be exchanged nothing is copied, and weights that leave stay for as long as
+    their bytes are not needed. Else copies within an accelerator are far faster than those from
+    the host; on the CPU they are not, so that staging would not pay."""
+    if device.type == "cpu":
+        return Switching.REMAP if can_exchange() else Switching.H2D
+    return Switching.REMAP if cuda_driver(device) else Switching.GATHER
 
 
-def device_memory(nbytes: int, device: torch.device, switching: Switching) -> DeviceMemory:
-    """Raises ``EngineError`` when there is not so much."""
-    if switching is Switching.REMAP:
+def device_memory(
+    nbytes: int, device: torch.device, switching: Switching, layer: int = 0, weights: int = 0
+) -> DeviceMemory:
+    """An accelerator's pages are exchanged in frames that it has to know from the start: as large
+    as ``frame_bytes`` says of ``layer`` and ``weights``, else the smallest. Raises ``EngineError``
+    when there is not so much memory, or its pages cannot be exchanged."""
+    if switching is not Switching.REMAP:
+        return PlainMemory(nbytes, device)
+    if device.type == "cpu":
         return MappedMemory(nbytes)
-    return PlainMemory(nbytes, device)
+    driver = cuda_driver(device)
+    if driver is None:
+        raise EngineError(f"pages of {device} cannot be exchanged: switch by {Switching.GATHER}")
+    return CudaMappedMemory(nbytes, frame_bytes(layer, weights, driver.granularity), driver)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +104,9 @@ class Stager:
         self._arena = arena
         self._models = models
         granule = arena.memory.granule
-        self._chunk = frame_bytes(models, granule) if granule else chunk_bytes(models)
+        self._chunk = _frame(models, granule) if granule else chunk_bytes(models)
         self._areas = {name: self._area(weights) for name, weights in models.items()}
-        if granule:
+        if granule and device.type == "cpu":
             self._touch()
         # Guards the ledger and what is being written.
         self._lock = threading.Condition()
@@ -120,15 +131,7 @@ class Stager:
             ledger = self._ledger
             if ledger is None:
                 return Staged()
-            return Staged(ledger.target, ledger.clean_bytes, ledger.slack)
-
-    def covered(self, model: str) -> int:
-        """Bytes of this model's weights that the device holds for a switch to it."""
-        with self._lock:
-            if self._ledger is None:
-                return 0
-            chunks = Chunks(self._models[model].plan.weight_bytes, self._chunk)
-            return sum(chunks.bytes_of(chunk) for chunk, _ in self._ledger.held(model))
+            return Staged(ledger.target, ledger.covered, ledger.slack)
 
     def serving(self, following: str | None, rows: int) -> None:
         """A model serves; only rows below ``rows`` may be in use, and ``following`` is to be
@@ -160,7 +163,7 @@ class Stager:
 
     def switch(self, model: str) -> Moved:
         """Stop writing and bring the weights of ``model`` to the start of the arena. Whatever was
-        in the KV area is lost."""
+        in the KV area is lost. What the device was asked for before is done before pages move."""
         weights, before = self._models[model], self._ledger
         with self._lock:
             self._hold()
@@ -205,7 +208,8 @@ class Stager:
 
     def _touch(self) -> None:
         """Where weights are to be kept, pages are there from the start: else those of the first
-        switches would be, when they come to where weights are loaded from the host."""
+        switches would be, when they come to where weights are loaded from the host. Memory of an
+        accelerator has all of its pages anyway."""
         for name, area in self._areas.items():
             others = [w.plan.weight_bytes for other, w in self._models.items() if other != name]
             count = sum(Chunks(nbytes, self._chunk).count for nbytes in others)
@@ -250,19 +254,10 @@ class Stager:
         """What is on the device of other models, the one that leaves last, and finds a place."""
         if self.switching is not Switching.REMAP:
             return []
-        here = []
-        for name in self._order:
-            weights = self._models[name].plan.weight_bytes
-            if name == self._order[-1]:
-                count = Chunks(weights, self._chunk).count
-                places = {chunk: chunk * self._chunk for chunk in range(count)}
-            else:
-                places = {c: before.area.places[p].offset for c, p in before.held(name)}
-            if name != model:
-                here.append(OnDevice(name, weights, places))
+        weights = {name: known.plan.weight_bytes for name, known in self._models.items()}
         return [
             Move(at, after.area.places[place].offset, self._chunk)
-            for at, place in after.keep(here).items()
+            for at, place in after.keep(retained(before, self._order, weights, model)).items()
         ]
 
     def _move(self, needed: dict[int, Move], kept: Sequence[Move]) -> set[int]:
@@ -314,14 +309,7 @@ def chunk_bytes(models: Mapping[str, Weights]) -> int:
     return max(1, -(-size // PAGE)) * PAGE
 
 
-def frame_bytes(models: Mapping[str, Weights], granule: int) -> int:
-    """For exchanges: the arena is cut into frames of one size, and a chunk fills one wherever it
-    is, so that nothing but whole frames ever moves. As large as they can be while every layer's
-    blocks have several and weights are not all in a few: moving a frame costs much the same
-    whatever its size."""
-    frame = granule
-    for_layer = min(w.plan.kv_blocks * min(w.row_bytes) for w in models.values()) // 4
-    for_weights = max(w.plan.weight_bytes for w in models.values()) // 16
-    while 2 * frame <= min(LARGEST_CHUNK, for_layer, for_weights):
-        frame *= 2
-    return frame
+def _frame(models: Mapping[str, Weights], granule: int) -> int:
+    layers = [w.plan.kv_blocks * min(w.row_bytes) for w in models.values()]
+    weights = [w.plan.weight_bytes for w in models.values()]
+    return frame_bytes(min(layers), max(weights), granule)

@@ -167,7 +167,7 @@ class SimulatedEngine:
         self.content.clear()
         self.slots.clear()
         self.spend(self.costs.switch)
-        return SwitchReport(self.costs.switch, 0, addresses_kept=True)
+        return SwitchReport(self.costs.switch, h2d_bytes=1)
 
     def step(self, rows: abc.Sequence[Row]) -> tuple[Sampled, ...]:
         tokens = sum(len(row.tokens) for row in rows)

@@ -165,7 +165,7 @@ class VirtualEngine:
     def activate(self, model: str) -> SwitchReport:
         del model
         self.now += self._switch
-        return SwitchReport(self._switch / 1e9, 1, addresses_kept=True)
+        return SwitchReport(self._switch / 1e9, h2d_bytes=1)
 
     def step(self, rows: Sequence[Row]) -> tuple[Sampled, ...]:
         assert self.run is not None
@@ -275,7 +275,7 @@ class FixedSwitch:
     """Weights that take the same time whatever is staged."""
 
     duration: int
-    staged_bytes = 0
+    staged = Staged()
 
     def serving(self, following: str | None, begin: int, end: int, rows: int) -> None:
         assert 0 <= begin <= end

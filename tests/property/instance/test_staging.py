@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -214,7 +216,11 @@ class Staging(RuleBasedStateMachine):
         for place, (model, chunk) in self.held.items():
             start, content = area.places[place].offset, self.content(model, chunk)
             assert self.memory[start : start + len(content)] == content
-        size = sum(len(self.content(*h)) for h in self.held.values() if h[0] == self.target)
+        covered: Counter[str] = Counter()
+        for chunk in self.held.values():
+            covered[chunk[0]] += len(self.content(*chunk))
+        assert ledger.covered == covered
+        size = covered[self.target]
         assert ledger.clean_bytes == size
         if self.target:
             assert ledger.coverage == size / len(self.models[self.target])

@@ -44,13 +44,14 @@ def test_every_model_has_measured_costs_before_its_first_call(
     assert set(estimates) == {"a", "b"}
     for cost in estimates.values():
         assert cost.samples > 0
-        assert cost.switch == pytest.approx(0.5)
+        # One measurement still leaves the prior, a far faster copy, some weight.
+        assert cost.switch == pytest.approx(0.5, rel=0.03)
         prompt = cost.prefill_base + 512 * cost.prefill_token + 512 * 512 * cost.prefill_context
         assert prompt == pytest.approx(0.01 + 0.512, rel=0.1)
         step = cost.decode_base + cost.decode_call + 513 * cost.decode_context
         assert step == pytest.approx(0.01, rel=0.1)
         restore = cost.restore_base + 512 * cost.restore_token
-        # Two measurements still leave the prior, a far faster copy, some weight.
+        # And so do two.
         assert restore == pytest.approx(0.0512, rel=0.3)
 
 
@@ -62,4 +63,4 @@ def test_a_model_with_one_block_is_measured_with_what_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cost = learned(monkeypatch, device_bytes=64 * fake.TOKEN_BYTES)["a"]
-    assert cost.switch == pytest.approx(0.5)
+    assert cost.switch == pytest.approx(0.5, rel=0.03)

@@ -79,7 +79,7 @@ class RecordingEngine:
         self._note("activate", model)
         self.active = model
         self.now += STEP_NS
-        return SwitchReport(0.01, 0, addresses_kept=True)
+        return SwitchReport(0.01, h2d_bytes=1)
 
     def step(self, rows: Sequence[Row]) -> tuple[Sampled, ...]:
         self.before_step(rows)
@@ -432,6 +432,12 @@ class Waiting:
     def __init__(self, bench: Bench, seconds: float) -> None:
         self._bench = bench
         self._work = [Linger(bench.engine.now + int(seconds * 1e9))]
+
+    device_rows = 0
+
+    def upcoming(self) -> None: ...
+
+    def staged(self, staged: Staged) -> None: ...
 
     def next(self, now: int) -> Linger | None:
         if self._work:

@@ -15,10 +15,12 @@ from alipes.instance.contract import (
     Targets,
     chain_keys,
 )
+from alipes.instance.engine.protocol import SwitchReport
 from alipes.instance.scheduler import phases
 from alipes.instance.scheduler.admission import invalid
+from alipes.instance.scheduler.fits import LinearFit
 from alipes.instance.scheduler.phases import Phase
-from alipes.instance.scheduler.profile import CostProfile, LinearFit
+from alipes.instance.scheduler.profile import CostProfile
 from alipes.instance.scheduler.queue import WaitingQueue, place
 from alipes.instance.scheduler.sequence import MOVES, CallState, Sequence, given_keys
 
@@ -188,11 +190,11 @@ def test_an_estimate_carries_the_coefficients() -> None:
     profile = CostProfile.prior(REPORT, "cpu", 4)
     assert profile.estimate().samples == 0
     profile.prefill.observe((1.0, 100, 10_000), 0.2)
-    profile.switch.observe(0.5)
+    profile.switch.observe(SwitchReport(0.5, h2d_bytes=REPORT.weight_bytes), 0.2)
     profile.resume.observe(0.1)
     estimate = profile.estimate()
     assert estimate.samples == 2
-    assert estimate.switch == pytest.approx(0.6)
+    assert estimate.switch == pytest.approx(0.8, rel=0.05)
     predicted = (
         estimate.prefill_base + 100 * estimate.prefill_token + 100 * 100 * estimate.prefill_context
     )

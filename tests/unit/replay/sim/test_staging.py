@@ -3,6 +3,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from alipes.instance.engine.protocol import Staged
 from alipes.replay.sim.costs import EngineCosts, engine_costs
 from alipes.replay.sim.hardware import Hardware, Quantity, load_hardware
 from alipes.replay.sim.staging import StagingModel
@@ -40,13 +41,13 @@ def test_staging_goes_on_at_its_share_of_the_link(hardware: Hardware) -> None:
     staging.switch(FIRST, 0)
     staging.serving(SECOND_MODEL, 0, SECOND, 100)
     rate = hardware.staging_share.value * hardware.rates.h2d.value
-    assert 0 <= rate - staging.staged_bytes < hardware.staging_chunk
+    assert 0 <= rate - staging.staged.covered_bytes < hardware.staging_chunk
     # In pieces it is the same.
     other = model_of(hardware)
     other.switch(FIRST, 0)
     for piece in range(1000):
         other.serving(SECOND_MODEL, piece * SECOND // 1000, (piece + 1) * SECOND // 1000, 100)
-    assert abs(other.staged_bytes - staging.staged_bytes) <= hardware.staging_chunk
+    assert abs(other.staged.covered_bytes - staging.staged.covered_bytes) <= hardware.staging_chunk
 
 
 def test_a_whole_model_staged_switches_within_the_device(hardware: Hardware) -> None:
@@ -54,12 +55,12 @@ def test_a_whole_model_staged_switches_within_the_device(hardware: Hardware) -> 
     staging.switch(FIRST, 0)
     staging.serving(SECOND_MODEL, 0, 100 * SECOND, 100)
     weights = costs_of(hardware)[SECOND_MODEL].weight_bytes
-    assert staging.coverage == 1
+    assert staging.staged.covered == {SECOND_MODEL: weights}
     duration, record = staging.switch(SECOND_MODEL, 0)
     assert (record.path, record.d2d_bytes, record.h2d_bytes) == ("d2d", weights, 0)
     assert duration == pytest.approx(0.106e9, rel=0.01)
     # Then the area is another model's and holds nothing.
-    assert staging.staged_bytes == 0
+    assert staging.staged.covered_bytes == 0
     assert staging.switch(FIRST, 0)[1].path == "h2d"
 
 
@@ -67,7 +68,7 @@ def test_part_of_a_model_comes_from_the_host(hardware: Hardware) -> None:
     staging = model_of(hardware)
     staging.switch(FIRST, 0)
     staging.serving(SECOND_MODEL, 0, SECOND, 100)
-    staged = staging.staged_bytes
+    staged = staging.staged.covered_bytes
     duration, record = staging.switch(SECOND_MODEL, 0)
     assert (record.path, record.d2d_bytes) == ("partial", staged)
     assert duration == costs_of(hardware)[SECOND_MODEL].switch(record.h2d_bytes, staged)
@@ -78,14 +79,14 @@ def test_rows_in_use_leave_no_room_and_spoil_what_is_there(hardware: Hardware) -
     staging.switch(FIRST, 0)
     rows = costs_of(hardware)[FIRST].kv_blocks
     staging.serving(SECOND_MODEL, 0, 100 * SECOND, 0)
-    full, slack = staging.staged_bytes, staging.slack
+    full, slack = staging.staged.covered_bytes, staging.staged.slack_bytes
     staging.serving(SECOND_MODEL, 100 * SECOND, 100 * SECOND, rows // 4 * 3)
-    assert 0 < staging.staged_bytes < full
-    assert staging.slack < slack
+    assert 0 < staging.staged.covered_bytes < full
+    assert staging.staged.slack_bytes < slack
     staging.serving(SECOND_MODEL, 100 * SECOND, 200 * SECOND, rows)
-    assert (staging.staged_bytes, staging.slack) == (0, 0)
+    assert (staging.staged.covered_bytes, staging.staged.slack_bytes) == (0, 0)
     staging.serving(SECOND_MODEL, 200 * SECOND, 300 * SECOND, 0)
-    assert (staging.staged_bytes, staging.slack) == (full, slack)
+    assert (staging.staged.covered_bytes, staging.staged.slack_bytes) == (full, slack)
 
 
 def test_a_writer_without_room_does_not_save_up(hardware: Hardware) -> None:
@@ -94,18 +95,18 @@ def test_a_writer_without_room_does_not_save_up(hardware: Hardware) -> None:
     rows = costs_of(hardware)[FIRST].kv_blocks
     staging.serving(SECOND_MODEL, 0, 100 * SECOND, rows)
     staging.serving(SECOND_MODEL, 100 * SECOND, 100 * SECOND + 1, 0)
-    assert staging.staged_bytes == 0
+    assert staging.staged.covered_bytes == 0
 
 
 def test_a_change_of_plans_begins_with_another_and_keeps_what_is_there(hardware: Hardware) -> None:
     staging = model_of(hardware)
     staging.switch(FIRST, 0)
     staging.serving(SECOND_MODEL, 0, SECOND, 0)
-    staged = staging.staged_bytes
+    staged = staging.staged.covered_bytes
     staging.serving(None, SECOND, 2 * SECOND, 0)
-    assert staging.staged_bytes == staged
+    assert staging.staged.covered_bytes == staged
     staging.serving("qwen3.5-122b-a10b", 2 * SECOND, 2 * SECOND, 0)
-    assert staging.staged_bytes == 0
+    assert staging.staged.covered_bytes == 0
     assert staging.switch(SECOND_MODEL, 0)[1].d2d_bytes == staged
 
 
@@ -113,7 +114,7 @@ def test_without_staging_all_comes_from_the_host(hardware: Hardware) -> None:
     staging = model_of(hardware, enabled=False)
     staging.switch(FIRST, 0)
     staging.serving(SECOND_MODEL, 0, 100 * SECOND, 0)
-    assert (staging.staged_bytes, staging.slack, staging.coverage) == (0, 0, 0.0)
+    assert staging.staged == Staged()
     assert staging.switch(SECOND_MODEL, 0)[1].path == "h2d"
 
 
@@ -130,4 +131,4 @@ def test_a_chunk_holds_at_least_a_row(hardware: Hardware) -> None:
     staging = model_of(hardware)
     staging.switch(SECOND_MODEL, 0)
     staging.serving(FIRST, 0, SECOND, 0)
-    assert 0 <= hardware.rates.h2d.value - staging.staged_bytes < 64 * 436_800
+    assert 0 <= hardware.rates.h2d.value - staging.staged.covered_bytes < 64 * 436_800

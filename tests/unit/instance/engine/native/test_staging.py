@@ -16,12 +16,12 @@ from alipes.instance.engine.native.staging import (
     best_switching,
     chunk_bytes,
     device_memory,
-    frame_bytes,
 )
 from alipes.instance.memory.arena import Arena
 from alipes.instance.memory.mapped import GRANULE, can_exchange
 from alipes.instance.memory.plan import PAGE, MemoryPlan, ModelPlan
 from alipes.instance.memory.staging import SwitchPath
+from alipes.instance.memory.staging_plan import frame_bytes
 
 CPU = torch.device("cpu")
 BLOCK = 32 << 10
@@ -145,11 +145,11 @@ def test_weights_that_leave_stay_until_their_bytes_are_needed() -> None:
     bench = Bench(Switching.REMAP)
     for model in ("a", "b", "c"):
         bench.switch(model)
-    assert (bench.stager.covered("a"), bench.stager.covered("b")) == (SIZES["a"], SIZES["b"])
+    assert bench.stager.state.covered == {"a": SIZES["a"], "b": SIZES["b"]}
     for model in ("a", "b", "a", "c"):
         assert bench.switch(model) == Moved(SwitchPath.REMAP, mapped_bytes=SIZES[model])
     bench.write_kv(bench.models["c"].plan.kv_blocks, 5)
-    assert bench.stager.covered("a") == 0
+    assert "a" not in bench.stager.state.covered
     assert bench.switch("a") == Moved(SwitchPath.H2D, SIZES["a"])
     bench.stager.close()
 
@@ -263,7 +263,7 @@ def test_sizes_of_chunks() -> None:
     assert chunk_bytes(models(128 * PAGE + 1, 1)) == PAGE
     assert chunk_bytes(models(128 * 5000, 1)) == 2 * PAGE
     assert chunk_bytes(models(1 << 50, 1)) == 64 << 20
-    assert frame_bytes(models(1 << 30, 16), GRANULE) == 4 << 20
-    assert frame_bytes(models(1 << 30, 1), GRANULE) == 256 << 10
-    assert frame_bytes(models(1 << 20, 1000), GRANULE) == GRANULE
-    assert frame_bytes(models(1 << 50, 1 << 20), GRANULE) == 64 << 20
+    assert frame_bytes(16 << 20, 1 << 30, GRANULE) == 4 << 20
+    assert frame_bytes(1 << 20, 1 << 30, GRANULE) == 256 << 10
+    assert frame_bytes(1000 << 20, 1 << 20, GRANULE) == GRANULE
+    assert frame_bytes(1 << 40, 1 << 50, GRANULE) == 64 << 20
