@@ -29,8 +29,10 @@ class Driver(Protocol):
     """Of one device. Addresses and handles are plain numbers; every call raises ``EngineError``
     with what the driver says where it refuses."""
 
-    granularity: int
-    """Bytes of which sizes and addresses are multiples."""
+    @property
+    def granularity(self) -> int:
+        """Bytes of which sizes and addresses are multiples."""
+        ...
 
     def reserve(self, nbytes: int) -> int:
         """Addresses without memory; the first one."""
@@ -102,28 +104,31 @@ class CudaMappedMemory:
             if move.nbytes % self.granule:
                 unit = self.granule
                 raise ValueError(f"frames of {move.nbytes} bytes are not in whole units of {unit}")
+            if max(move.source, move.target) + move.nbytes > self._range.nbytes:
+                raise ValueError(f"{move} leads beyond {self._range.nbytes} bytes of memory")
             for at in range(0, move.nbytes, self.granule):
                 yield Move(move.source + at, move.target + at, self.granule)
 
 
 class _Range:
-    """Addresses, the memory mapped to them, and the way back of both."""
+    """Addresses, the memory mapped to them, and the way back of both. ``nbytes`` is in whole units
+    of the driver."""
 
     def __init__(self, driver: Driver, nbytes: int, granule: int) -> None:
         self._driver = driver
         self._granule = granule
-        self._nbytes = max(1, -(-nbytes // driver.granularity)) * driver.granularity
+        self.nbytes = max(1, -(-nbytes // driver.granularity)) * driver.granularity
         # By offset. The last may be smaller than the others, and then never moves.
         self._mapped: dict[int, int] = {}
         self._unmapped: set[int] = set()
         self.address = 0
-        self.address = driver.reserve(self._nbytes)
+        self.address = driver.reserve(self.nbytes)
         try:
-            for offset in range(0, self._nbytes, granule):
+            for offset in range(0, self.nbytes, granule):
                 handle = driver.create(self._size(offset))
                 self._unmapped.add(handle)
                 self._map(offset, handle)
-            driver.allow(self.address, self._nbytes)
+            driver.allow(self.address, self.nbytes)
         except EngineError as error:
             self.close()
             remedy = "lower device_bytes, or free the device"
@@ -154,7 +159,7 @@ class _Range:
             self._driver.unmap(self.address + offset, self._size(offset))
         for handle in (*self._mapped.values(), *self._unmapped):
             self._driver.release(handle)
-        self._driver.free(self.address, self._nbytes)
+        self._driver.free(self.address, self.nbytes)
         self.address = 0
 
     def __del__(self) -> None:
@@ -163,7 +168,7 @@ class _Range:
             self.close()
 
     def _size(self, offset: int) -> int:
-        return min(self._granule, self._nbytes - offset)
+        return min(self._granule, self.nbytes - offset)
 
     def _map(self, offset: int, handle: int) -> None:
         self._driver.map(self.address + offset, self._size(offset), handle)
