@@ -6,8 +6,8 @@ others to use; it has the same addresses when it is resumed, so that captured gr
 was in it is lost unless a backup was asked for: no graph may count on what an earlier replay left.
 
 ``MemorySaver`` is ``torch-memory-saver``, whose library has to be loaded before torch, in place of
-``cudaMalloc`` (``preload.py``): its other way, an allocator that torch is given, cannot
-park the pools of graphs. ``NoParking`` is for the CPU, and where that is not installed.
+``cudaMalloc`` (``preload.py``): its other way, an allocator that torch is given, cannot park the
+pools of graphs. ``NoParking`` is for the CPU, and where that is not installed.
 """
 
 from __future__ import annotations
@@ -16,12 +16,16 @@ import importlib
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
 from alipes.instance.engine.protocol import EngineError
 from alipes.instance.memory.preload import LIBRARY
+
+_MODE: Final = "thread_local"
+"""What spoils a capture; by default that is also what other threads ask for, as the writer of
+staged weights does."""
 
 
 class Parking(Protocol):
@@ -65,7 +69,9 @@ class NoParking:
     def capture(
         self, graph: Any, tag: str, pool: Any = None, stream: Any = None
     ) -> AbstractContextManager[None]:
-        captured: AbstractContextManager[None] = torch.cuda.graph(graph, pool=pool, stream=stream)
+        captured: AbstractContextManager[None] = torch.cuda.graph(
+            graph, pool=pool, stream=stream, capture_error_mode=_MODE
+        )
         return captured
 
     def pause(self, tag: str) -> None:
@@ -97,7 +103,7 @@ class MemorySaver:
     ) -> AbstractContextManager[None]:
         self._allocates(tag)
         captured: AbstractContextManager[None] = self._saver.cuda_graph(
-            graph, pool=pool, stream=stream, tag=tag
+            graph, pool=pool, stream=stream, capture_error_mode=_MODE, tag=tag
         )
         return captured
 

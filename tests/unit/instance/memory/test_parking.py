@@ -30,7 +30,10 @@ class Saver:
         yield
 
     @contextmanager
-    def cuda_graph(self, graph: Any, pool: Any, stream: Any, tag: str) -> Iterator[None]:
+    def cuda_graph(
+        self, graph: Any, pool: Any, stream: Any, capture_error_mode: str, tag: str
+    ) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
         self.states[tag] = "active"
         self.captured.append((graph, tag, pool, stream))
         yield
