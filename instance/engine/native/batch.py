@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from alipes.instance.engine.native.carry import Carries, plan_carries
+from alipes.instance.engine.native.carry import Carries, plan_carries, recurrences
 from alipes.instance.engine.protocol import EngineError, Row
-from alipes.kernels.shapes import Segment
+from alipes.kernels.shapes import PageTable, Segment
 
 Table = NDArray[np.int64]
 
@@ -33,8 +33,9 @@ class Bounds:
 class Batch:
     """n tokens of all rows, one after another. ``tokens``, ``positions``, ``slots`` are (n,)
     int64 on the device; ``last`` (draws,) int64 holds the index of each drawing row's last
-    token, or is None where every token is one. There is one segment a row; ``carries`` is
-    None for a model without recurrent state."""
+    token, or is None where every token is one. There is one segment a row, or ``pages`` in place
+    of all where every row has one token; ``carries`` is None for a model without recurrent
+    state."""
 
     tokens: torch.Tensor
     positions: torch.Tensor
@@ -43,6 +44,7 @@ class Batch:
     last: torch.Tensor | None
     draws: int
     carries: Carries | None = None
+    pages: PageTable | None = None
 
     @property
     def rows(self) -> int:
@@ -73,6 +75,41 @@ def build_batch(rows: Sequence[Row], bounds: Bounds, device: torch.device) -> Ba
         draws=len(last),
         carries=plan_carries(rows, device) if bounds.slots else None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRows:
+    """n rows of one token each, all of which draw, on the host. ``values`` (5, n) int64 has their
+    tokens, positions, slots of the pool, and slots that recurrent state is loaded from and saved
+    to, zeros in a model without. ``tables`` are their blocks. ``keep`` are (row, slot) pairs: the
+    states that are left in another slot too."""
+
+    values: NDArray[np.int64]
+    tables: tuple[Table, ...]
+    keep: tuple[tuple[int, int], ...]
+
+    @property
+    def count(self) -> int:
+        return len(self.tables)
+
+
+def decode_rows(rows: Sequence[Row], bounds: Bounds) -> DecodeRows | None:
+    """None for a step of another kind, and where a row begins a call: it has no state to load.
+    Raises ``EngineError`` for a row outside the bounds."""
+    if any(len(row.tokens) != 1 or row.draw is None or not row.start for row in rows):
+        return None
+    tables = tuple(_checked_table(row, row.start + 1, bounds) for row in rows)
+    size = bounds.block_tokens
+    values = np.zeros((5, len(rows)), dtype=np.int64)
+    for at, (row, table) in enumerate(zip(rows, tables, strict=True)):
+        slot = table[row.start // size] * size + row.start % size
+        values[:3, at] = row.tokens[0], row.start, slot
+    keep = []
+    for at, given in enumerate(recurrences(rows) if bounds.slots else ()):
+        values[3:, at] = given.load or 0, given.save
+        if given.keep is not None:
+            keep.append((at, given.keep))
+    return DecodeRows(values, tables, tuple(keep))
 
 
 def _checked_table(row: Row, end: int, bounds: Bounds) -> Table:

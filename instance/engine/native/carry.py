@@ -60,9 +60,22 @@ class Saver(Protocol):
 def plan_carries(rows: Sequence[Row], device: torch.device) -> Carries:
     """For rows that all name slots. Raises ``EngineError`` where two would write the same."""
     together: list[tuple[int, Recurrence]] = []
-    alone, written, first = [], set[int](), 0
+    alone, first = [], 0
+    for row, given in zip(rows, recurrences(rows), strict=True):
+        end = first + len(row.tokens)
+        if len(row.tokens) == 1:
+            together.append((first, given))
+        else:
+            alone.append(_alone(given, first, end, device))
+        first = end
+    return Carries(_together(together, first, device) if together else None, tuple(alone))
+
+
+def recurrences(rows: Sequence[Row]) -> list[Recurrence]:
+    """Those of rows that all name slots. Raises ``EngineError`` where two would write the same."""
+    found, written = [], set[int]()
     for row in rows:
-        given, end = row.recurrence, first + len(row.tokens)
+        given = row.recurrence
         assert given is not None
         for slot in (given.save, given.keep):
             if slot in written:
@@ -70,12 +83,8 @@ def plan_carries(rows: Sequence[Row], device: torch.device) -> Carries:
                 raise EngineError(reason, (row.call_id,))
             if slot is not None:
                 written.add(slot)
-        if len(row.tokens) == 1:
-            together.append((first, given))
-        else:
-            alone.append(_alone(given, first, end, device))
-        first = end
-    return Carries(_together(together, first, device) if together else None, tuple(alone))
+        found.append(given)
+    return found
 
 
 def _together(rows: Sequence[tuple[int, Recurrence]], count: int, device: torch.device) -> Together:

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -16,6 +17,7 @@ import torch
 from alipes.instance.contract import InstanceSettings, ModelReport, Sampling
 from alipes.instance.engine.native.about import engine_facts
 from alipes.instance.engine.native.batch import Bounds, build_batch
+from alipes.instance.engine.native.graphs import Active, Computed, Graphs, graphs_for
 from alipes.instance.engine.native.host import BlockRows, HostPool, block_rows
 from alipes.instance.engine.native.model import (
     Shell,
@@ -26,7 +28,6 @@ from alipes.instance.engine.native.model import (
 )
 from alipes.instance.engine.native.parallel.messages import Held
 from alipes.instance.engine.native.parallel.share import WHOLE, Share
-from alipes.instance.engine.native.passes import Pass
 from alipes.instance.engine.native.sampler import sample
 from alipes.instance.engine.native.shape import (
     ModelShape,
@@ -85,14 +86,15 @@ class NativeEngine:
     ``EngineError`` when one can never fit, a folder is broken or the device is not there.
     ``switching`` is how models come to the device, by default the best way that there is here and
     that the settings allow.
-    In a ``group`` it is one rank: it has its share of every model, and ends of copies are not
-    told but what ``held`` says of them."""
+    So are ``graphs`` how steps that decode are computed. In a ``group`` it is one rank: it has its
+    share of every model, and ends of copies are not told but what ``held`` says of them."""
 
     def __init__(
         self,
         settings: InstanceSettings,
         switching: Switching | None = None,
         group: Group | None = None,
+        graphs: Graphs | None = None,
     ) -> None:
         torch.set_num_threads(max(1, settings.threads))
         self._settings = settings
@@ -122,6 +124,7 @@ class NativeEngine:
         self._host = HostPool(plan, self._device, group)
         weights = {name: _weights(model, size) for name, model in self._models.items()}
         self._stager = Stager(self._arena, weights, self._device, switching)
+        self._graphs = graphs or graphs_for(self._device, settings.max_running)
         self._ticket: float = -math.inf
         self._active = ""
         for name in self._models:
@@ -136,10 +139,12 @@ class NativeEngine:
         blocks = range(-(-len(ids) // self._settings.block_tokens))
         prompt = Draw(Sampling(temperature=0), ids[:count], count)
         recurrent = bool(self._models[name].plan.slots)
-        first, second = (Recurrence(None, 0), Recurrence(0, 0)) if recurrent else (None, None)
+        first = Recurrence(None, 0) if recurrent else None
         self.step([Row(b"", ids[:count], 0, blocks, prompt, first)])
         following = Draw(prompt.sampling, ids, count)
-        self.step([Row(b"", ids[count:], count, blocks, following, second)])
+        for size in self._graphs.sizes:
+            slots = (Recurrence(0, slot) if recurrent else None for slot in range(size))
+            self.step([Row(b"", ids[count:], count, blocks, following, one) for one in slots])
         self._active = ""
 
     @property
@@ -170,6 +175,7 @@ class NativeEngine:
         begin = time.perf_counter()
         entry = self._models[model]
         self._active = ""
+        self._graphs.enter(model)
         moved = self._stager.switch(model)
         kept = self._rebind(entry, self._arena.weights(entry.plan))
         if self._device.type != "cpu":
@@ -213,7 +219,7 @@ class NativeEngine:
             step.commit()
             return sampled
 
-    def compute(self, rows: Sequence[Row]) -> tuple[Pass, torch.Tensor]:
+    def compute(self, rows: Sequence[Row]) -> Computed:
         """A step before anything is drawn, to be committed; and its logits (draws, vocab). Rows of
         few tokens that all draw multiply in the weights' own dtype; should float16 overflow
         there, all is computed again with widened weights."""
@@ -225,19 +231,20 @@ class NativeEngine:
             entry.shape.config.vocab,
             entry.plan.slots,
         )
-        workspace = self._workspaces[self._active]
+        active = Active(self._active, shell, bounds, self._workspaces[self._active])
+        self._stager.use(_rows_written(rows, bounds))
         with torch.inference_mode():
-            batch = build_batch(rows, bounds, self._device)
-            self._stager.use(_rows_written(rows, bounds.block_tokens))
-            decoding = batch.draws == len(rows) == batch.rows
-            kernels = kernels_for(self._device, batch.rows if decoding else None)
-            step = begin_pass(shell, batch, kernels, workspace, self._reduce)
-            logits = forward(shell, step)
+            step, logits = self._graphs.step(active, rows, partial(self._eager, active, rows))
             if not math.isfinite(float(logits.sum())):
-                kernels = kernels_for(self._device, None)
-                step = begin_pass(shell, batch, kernels, workspace, self._reduce)
-                logits = forward(shell, step)
+                return self._eager(active, rows, widened=True)
             return step, logits
+
+    def _eager(self, active: Active, rows: Sequence[Row], widened: bool = False) -> Computed:
+        batch = build_batch(rows, active.bounds, self._device)
+        narrow = not widened and batch.draws == len(rows) == batch.rows
+        kernels = kernels_for(self._device, batch.rows if narrow else None)
+        step = begin_pass(active.shell, batch, kernels, active.workspace, self._reduce)
+        return step, forward(active.shell, step)
 
     def copy_out(self, ticket: int, copies: Sequence[BlockCopy]) -> None:
         entry, _ = self._current()
@@ -274,7 +281,7 @@ class NativeEngine:
         self._host.close()
         self._models.clear()
         self._workspaces.clear()
-        del self._arena, self._stager
+        del self._arena, self._stager, self._graphs
 
     def _current(self) -> tuple[_Resident, Shell]:
         if not self._active:
@@ -295,9 +302,10 @@ def _usable(name: str) -> torch.device:
     return device
 
 
-def _rows_written(rows: Sequence[Row], block_tokens: int) -> int:
-    """One more than the highest block that a step writes."""
-    return 1 + max((max(row.blocks[row.start // block_tokens :]) for row in rows), default=-1)
+def _rows_written(rows: Sequence[Row], bounds: Bounds) -> int:
+    """One more than the highest block that a step writes, be it one that is refused."""
+    written = (row.blocks[row.start // bounds.block_tokens :] for row in rows)
+    return min(bounds.blocks, 1 + max((max(blocks, default=-1) for blocks in written), default=-1))
 
 
 def _weights(model: _Resident, block_tokens: int) -> Weights:

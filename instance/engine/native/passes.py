@@ -46,7 +46,11 @@ class Pass:
         (slots, *shape)."""
         self.writes.append((state, slots, values))
 
-    def commit(self) -> None:
+    def store(self) -> None:
+        """What ``commit`` does; may be done again."""
         for state, slots, values in self.writes:
             state.index_copy_(0, slots, values)
+
+    def commit(self) -> None:
+        self.store()
         self.writes.clear()

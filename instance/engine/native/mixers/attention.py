@@ -82,7 +82,10 @@ class Attention:
         kernels.write_kv(pool, batch.slots, kv)
         if rows is not None and not len(rows):
             return x.new_empty(0, self.hidden)
-        attended = kernels.attend(q, kv, pool, batch.segments, step.workspace)
+        if batch.pages is None:
+            attended = kernels.attend(q, kv, pool, batch.segments, step.workspace)
+        else:
+            attended = kernels.attend_step(q, pool, batch.pages)
         if rows is not None:
             attended, gate = attended.index_select(0, rows), gate.index_select(0, rows)
         if self.gated:

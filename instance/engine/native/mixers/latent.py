@@ -100,9 +100,12 @@ class LatentAttention:
         if rows is not None and not len(rows):
             return x.new_empty(0, self.hidden)
         q = self._absorb(q, weights, step)
-        attended = kernels.attend_latent(
-            q, latents, pool, batch.segments, self.rank, self.scale, step.workspace
-        )
+        if batch.pages is None:
+            attended = kernels.attend_latent(
+                q, latents, pool, batch.segments, self.rank, self.scale, step.workspace
+            )
+        else:
+            attended = kernels.attend_latent_step(q, pool, batch.pages, self.rank, self.scale)
         if rows is not None:
             attended = attended.index_select(0, rows)
         # (H, rank, value): from the mean latent that a head has seen to its value.

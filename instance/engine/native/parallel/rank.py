@@ -9,6 +9,7 @@ from typing import Final
 import torch
 
 from alipes.instance.engine.native.engine import NativeEngine
+from alipes.instance.engine.native.graphs import Uncommitted
 from alipes.instance.engine.native.parallel.group import Group
 from alipes.instance.engine.native.parallel.messages import (
     Activate,
@@ -24,7 +25,6 @@ from alipes.instance.engine.native.parallel.messages import (
     from_wire,
 )
 from alipes.instance.engine.native.parallel.share import Share
-from alipes.instance.engine.native.passes import Pass
 from alipes.instance.engine.protocol import EngineError
 
 log = logging.getLogger("alipes.instance.rank")
@@ -39,7 +39,7 @@ class Rank:
         group = Group(Path(start.meeting), share, start.seconds, memory)
         self.engine: Final = NativeEngine(start.settings, group=group)
         # A step that counts unless the next thing that is told is that it does not.
-        self._step: Pass | None = None
+        self._step: Uncommitted | None = None
 
     def do(self, message: ToRank) -> Switched | Restored | None:
         self._settle(undo=isinstance(message, Undo))
