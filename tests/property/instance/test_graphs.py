@@ -43,9 +43,11 @@ def gathered(
 COLUMN = replace(PORTABLE, experts=gathered)
 
 
-def captured(kernels: Kernels = COLUMN) -> tuple[CapturedGraphs, TapeCapture]:
+def captured(
+    kernels: Kernels = COLUMN, sizes: tuple[int, ...] = capture_sizes(ROWS)
+) -> tuple[CapturedGraphs, TapeCapture]:
     capture = TapeCapture()
-    return CapturedGraphs(capture_sizes(ROWS), CPU, kernels, capture, NoParking()), capture
+    return CapturedGraphs(sizes, CPU, kernels, capture, NoParking()), capture
 
 
 def engine_with(folders: dict[str, Path], graphs: Graphs | None = None) -> NativeEngine:
@@ -68,16 +70,26 @@ def engine_with(folders: dict[str, Path], graphs: Graphs | None = None) -> Nativ
     )
 
 
+def blank(engine: NativeEngine) -> NativeEngine:
+    """Without what earlier steps left."""
+    engine._arena.memory.data.zero_()
+    engine._active = ""
+    return engine
+
+
 @pytest.fixture(scope="module")
-def engines(tiny_folders: dict[str, Path]) -> Iterator[tuple[NativeEngine, NativeEngine]]:
-    graphs, _ = captured()
-    pair = engine_with(tiny_folders), engine_with(tiny_folders, graphs)
-    for engine in pair:
-        # What their first steps left differs.
-        engine._arena.memory.data.zero_()
-    yield pair
-    for engine in pair:
-        engine.close()
+def eager(tiny_folders: dict[str, Path]) -> Iterator[NativeEngine]:
+    engine = blank(engine_with(tiny_folders))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def recorded(tiny_folders: dict[str, Path]) -> Iterator[tuple[NativeEngine, TapeCapture]]:
+    graphs, capture = captured()
+    engine = blank(engine_with(tiny_folders, graphs))
+    yield engine, capture
+    engine.close()
 
 
 @st.composite
@@ -122,14 +134,87 @@ def after(engine: NativeEngine, step: tuple[str, list[Row], bool]) -> tuple[Tens
     return logits, engine._arena.kv(plan).view(torch.float32)
 
 
+def check(engines: tuple[NativeEngine, NativeEngine], step: tuple[str, list[Row], bool]) -> None:
+    want, got = (after(engine, step) for engine in engines)
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
 @settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(st.lists(steps(), min_size=1, max_size=4))
 def test_replayed_steps_are_those_computed_one_by_one(
-    engines: tuple[NativeEngine, NativeEngine], steps: list[tuple[str, list[Row], bool]]
+    eager: NativeEngine,
+    recorded: tuple[NativeEngine, TapeCapture],
+    steps: list[tuple[str, list[Row], bool]],
 ) -> None:
     for step in steps:
-        want, got = (after(engine, step) for engine in engines)
-        for one, other in zip(got, want, strict=True):
-            torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+        check((eager, recorded[0]), step)
+
+
+def decoding(engine: NativeEngine, name: str, count: int, start: int) -> list[Row]:
+    """Rows at ``start``, ``start - 1`` and so on, the last at the end of a block that is kept."""
+    given = [
+        Recurrence(at, 2 * at, 2 * at + 1 if at == count - 1 else None, 1) for at in range(count)
+    ]
+    return [
+        Row(
+            bytes([at]),
+            np.array([7 * start + at], dtype=np.int32),
+            start - at,
+            range(5 * at, 5 * at + 5),
+            Draw(GREEDY, np.zeros(start - at + 1, dtype=np.int32), 1),
+            given[at] if name == "qwen3-next" else None,
+        )
+        for at in range(count)
+    ]
+
+
+def test_a_hundred_switches_need_no_graph_anew(
+    recorded: tuple[NativeEngine, TapeCapture],
+) -> None:
+    """What is first committed is recorded then: before that, nobody knows that it counts."""
+    engine, capture = recorded
+    for name in NAMES:
+        for size in capture_sizes(ROWS):
+            engine.activate(name)
+            engine.step(decoding(engine, name, size, 40))
+    before, replayed = capture.recorded.copy(), capture.replayed.total()
+    for turn in range(100):
+        name = NAMES[turn % len(NAMES)]
+        assert engine.activate(name).addresses_kept
+        engine.step(decoding(engine, name, 1 + turn % ROWS, 50 + turn % 20))
+    assert capture.recorded == before
+    assert capture.recorded["graphs of qwen3"] == len(capture_sizes(ROWS))
+    assert capture.replayed.total() - replayed == 100 + 25  # A hybrid's steps are also committed.
+
+
+def test_a_model_that_was_bound_elsewhere_gets_new_graphs(
+    eager: NativeEngine, recorded: tuple[NativeEngine, TapeCapture]
+) -> None:
+    engine, capture = blank(recorded[0]), recorded[1]
+    blank(eager)
+    engine._models["qwen3"].base = (0, 0)
+    before = capture.recorded.copy()
+    assert not engine.activate("qwen3").addresses_kept
+    check((eager, engine), ("qwen3", decoding(engine, "qwen3", 3, 60), True))
+    assert capture.recorded - before == {"graphs of qwen3": 1}
+
+
+def test_kernels_of_gpus_can_be_recorded(
+    monkeypatch: pytest.MonkeyPatch, tiny_folders: dict[str, Path], eager: NativeEngine
+) -> None:
+    pytest.importorskip("triton")
+    from alipes.kernels import triton_attention
+    from alipes.kernels.triton_column import triton_column
+
+    monkeypatch.setattr(triton_attention, "_SPLITS", 2)
+    graphs, capture = captured(triton_column(), (2,))
+    engine = blank(engine_with(tiny_folders, graphs))
+    blank(eager)
+    for name in NAMES:
+        for count in (1, 2):
+            check((eager, engine), (name, decoding(engine, name, count, 40), True))
+    assert capture.recorded.total() == len(NAMES) + 1
+    engine.close()
