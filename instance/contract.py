@@ -403,7 +403,8 @@ class Counters(Wire, frozen=True):
     again, as no recurrent state after them was kept. ``torn_blocks`` were copied to
     the host, but not by all ranks, or not as they were. Switches are counted by path
     (``engine.protocol.SwitchReport``), their bytes by where they were: ``h2d``, ``d2d``, ``remap``;
-    ``predicted_switch_seconds`` is what was expected of them."""
+    ``predicted_switch_seconds`` is what was expected of them. ``yielded_blocks`` of idle KV gave
+    way to weights of the next model."""
 
     live_calls: int = 0
     finished: int = 0
@@ -431,6 +432,7 @@ class Counters(Wire, frozen=True):
     switch_paths: dict[str, int] = msgspec.field(default_factory=dict)
     switch_bytes: dict[str, int] = msgspec.field(default_factory=dict)
     predicted_switch_seconds: float = 0.0
+    yielded_blocks: int = 0
 
 
 class Staging(Wire, frozen=True, omit_defaults=True):

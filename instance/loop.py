@@ -156,7 +156,10 @@ class EngineLoop:
         if now >= self._next_staging:
             self._next_staging = now + STAGE_NS
             scheduler = self._scheduler
-            scheduler.staged(self._engine.stage(scheduler.upcoming(), scheduler.device_rows))
+            staged = self._engine.stage(scheduler.upcoming(), scheduler.device_rows)
+            progress = scheduler.staged(staged, now)
+            if progress.removed:
+                self._tell(progress, "")
 
     def _switch(self, work: Switch) -> None:
         begin = self._clock()

@@ -120,7 +120,7 @@ class InstanceGauges:
         "resumed", "switch_seconds", "prefill_tokens", "cached_tokens", "decode_tokens",
         "sp_admitted", "sp_parked", "restores", "restored_tokens", "checkpointed_blocks",
         "host_evicted_blocks", "lingered_seconds", "declined_tokens", "torn_blocks",
-        "predicted_switch_seconds",
+        "predicted_switch_seconds", "yielded_blocks",
     )  # fmt: skip
 
     def __init__(self, registry: CollectorRegistry) -> None:

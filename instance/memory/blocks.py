@@ -3,8 +3,9 @@
 Every block is in exactly one place::
 
     free --allocate--> held --release, published--> cached --allocate (evicts)--> held
-      ^                 | ^                            |
-      +--release, else--+ +------------share-----------+
+      ^                 | ^                            | |
+      +--release, else--+ +------------share-----------+ |
+      +------------------------drop----------------------+
 
 A held block has one reference for each call that uses it; a cached block has none, but its
 content is published and can be shared again until it is evicted.
@@ -90,7 +91,7 @@ class BlockPool:
         return self._references[block] if block < self._unused else 0
 
     def is_cached(self, block: int) -> bool:
-        return block < self._unused and self._ticket[block] != 0
+        return 0 <= block < self._unused and self._ticket[block] != 0
 
     def count_cached(self, blocks: Sequence[int]) -> int:
         """How many of these are cached."""
@@ -163,6 +164,14 @@ class BlockPool:
             if not self._queued[block]:
                 self._queued[block] = 1
                 self._unsorted.append(block)
+
+    def drop(self, block: int) -> None:
+        """Free a cached block."""
+        if not self.is_cached(block):
+            raise ValueError(f"block {block} is not cached and cannot be dropped")
+        self._ticket[block] = self._published[block] = 0
+        self._cached -= 1
+        heapq.heappush(self._returned, block)
 
     def _check_used(self, blocks: Sequence[int], what: str) -> None:
         if blocks and max(blocks) >= self._unused:

@@ -35,6 +35,10 @@ class PrefixIndex:
     def get(self, key: bytes) -> int | None:
         return self._block.get(key)
 
+    def key(self, block: int) -> bytes:
+        """Of a block that is known."""
+        return self._key[block]
+
     def publish(
         self, parent: bytes, keys: Sequence[bytes], blocks: Sequence[int]
     ) -> tuple[list[int], tuple[BlocksStored, ...]]:

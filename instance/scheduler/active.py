@@ -281,6 +281,14 @@ class ActiveModel:
             self.state.saved[call.call.call_id] = call
         return self._host.begin(copying) if copying.blocks else None
 
+    def give_up(self, most: int, only_copied: bool) -> int:
+        """Let go of up to ``most`` idle blocks, the highest first; ``only_copied``: of those alone
+        that the host could give. How many."""
+        name = self.state.name
+        return self.space.give_up(
+            most, (lambda k: self._host.has(name, k)) if only_copied else None
+        )
+
     # --- who goes ------------------------------------------------------------------------------
 
     def remove(self, call: Sequence) -> None:

@@ -89,6 +89,11 @@ class HostKv:
             call.on_host[first:] = found
         return found
 
+    def has(self, model: str, key: bytes) -> bool:
+        """Whether the host can give this block."""
+        block = self.registry.find(self._revision[model], key) if self._shared else None
+        return block is not None and block.complete
+
     def state_at(self, call: Sequence, blocks: int) -> HostBlock | None:
         """The recurrent state after the call's first ``blocks`` blocks, if the host can give it."""
         if not self._shared or call.recompute or not blocks:

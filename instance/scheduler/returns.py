@@ -51,6 +51,20 @@ class Returns:
         if departure is not None:
             departure.gap = now - departure.left
 
+    def chance(self, now: int, seconds: float) -> float:
+        """The part of the branches that are out which is likely to be back within ``seconds``, by
+        the departures that were away for longer than each is now; 0 where none is out."""
+        if not self._out:
+            return 0.0
+        back = 0.0
+        for branch in self._out.values():
+            elapsed = now - branch.left
+            peers = [d for d in self._departures if d is not branch and d.away(now) > elapsed]
+            soon = (d.gap is not None and d.gap - elapsed <= seconds * NANOSECONDS for d in peers)
+            # Of the first ones nothing is known, so that they may well be back.
+            back += sum(soon) / len(peers) if peers else float(len(self._departures) == 1)
+        return back / len(self._out)
+
     def gains(self, since: int, now: int, value: float) -> list[tuple[float, float]]:
         """What waiting brings: (seconds from now, expected gain) for each way in which a branch
         that left at ``since`` or later may return. A return after t seconds is worth ``value - t``;

@@ -60,6 +60,7 @@ from alipes.instance.scheduler.work import (
     Switch,
     Work,
 )
+from alipes.instance.scheduler.yielding import give_way
 
 
 class RoundScheduler:
@@ -366,14 +367,20 @@ class RoundScheduler:
         active = self._active.state if self._active is not None else None
         return self._rotation.following(active, self._calls.ready())
 
-    def staged(self, staged: Staged) -> None:
-        """What switches would find on the device now; predictions go by it."""
+    def staged(self, staged: Staged, now: int) -> Progress:
+        """What switches would find on the device now: predictions go by it, and idle blocks give
+        way to weights that are worth more."""
         self._staged = staged
         for state in self._calls.models.values():
             if state.name == self.active_model:
                 state.profile.switch.staged(None)
             else:
                 state.profile.switch.staged(staged.covered.get(state.name, 0), staged.slack_bytes)
+        if staged.target and self._serving is not None and self._active is not None:
+            following = self._calls.models[staged.target]
+            slot = self._serving.slot
+            self._tally.yielded_blocks += give_way(self._active, following, staged, slot, now)
+        return self._progress()
 
     # --- what it looks like --------------------------------------------------------------------
 

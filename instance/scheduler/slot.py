@@ -72,6 +72,9 @@ class Slot:
         """Whether P may go on for ``seconds``."""
         return self.prefill_spent + seconds <= self.share.prefill * (1 + 1e-9)
 
+    def seconds_until_limit(self, now: int) -> float:
+        return math.inf if self.limit is None else max(0.0, (self.limit - now) / NANOSECONDS)
+
     def seconds_left(self, now: int, step: float) -> float:
         """Time before the limit beside the iterations still owed, of ``step`` seconds each."""
         if self.limit is None:

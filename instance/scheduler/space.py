@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeGuard
 
 from alipes.instance.contract import BlocksRemoved, BlocksStored, ModelReport
@@ -99,6 +99,19 @@ class KvSpace:
             if call.computed >= (call.published + 1) * size
             for event in self.publish(call)
         )
+
+    def give_up(self, most: int, expendable: Callable[[bytes], bool] | None) -> int:
+        """Forget up to ``most`` cached blocks, the highest first, as far as nobody holds one of
+        them and their keys are ``expendable``; how many."""
+        gone = 0
+        while gone < most and self.pool.is_cached(self.pool.highest):
+            block = self.pool.highest
+            if expendable is not None and not expendable(self._index.key(block)):
+                break
+            self.pool.drop(block)
+            self._removed.extend(self._index.remove((block,)))
+            gone += 1
+        return gone
 
     def truncate(self, call: Sequence, blocks: int) -> None:
         """Take all but the first ``blocks`` blocks back."""

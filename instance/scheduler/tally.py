@@ -35,6 +35,7 @@ class Tally:
     restored_tokens: int = 0
     lingered_seconds: float = 0.0
     declined_tokens: int = 0
+    yielded_blocks: int = 0
 
     def fell_short(self, model: str, seconds: float) -> None:
         self.shortfall[model] = self.shortfall.get(model, 0.0) + seconds
@@ -79,4 +80,5 @@ class Tally:
             host_evicted_blocks=host_evicted,
             lingered_seconds=self.lingered_seconds,
             declined_tokens=self.declined_tokens,
+            yielded_blocks=self.yielded_blocks,
         )

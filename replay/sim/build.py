@@ -69,10 +69,11 @@ class Fleet:
 
 
 def sized(hardware: Hardware, setup: Setup) -> Hardware:
-    """With the block, chunk and batch sizes that the setup has of its own."""
+    """With what the setup says otherwise of it."""
     return replace(
         hardware,
         block_tokens=setup.block_tokens or hardware.block_tokens,
+        exchange=hardware.exchange if setup.exchange is None else setup.exchange,
         prefill_chunk=setup.prefill_chunk or hardware.prefill_chunk,
         max_running=setup.max_running or hardware.max_running,
     )

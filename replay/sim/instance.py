@@ -299,7 +299,7 @@ class SimulatedInstance:
         self.timeline.add(activity, duration)
         rows = self.scheduler.device_rows
         self._weights.serving(self.scheduler.upcoming(), begin, begin + duration, rows)
-        self.scheduler.staged(self._weights.staged)
+        self._tell(self.scheduler.staged(self._weights.staged, begin + duration), begin + duration)
 
     # --- copies and messages ---------------------------------------------------------------------
 

@@ -52,8 +52,9 @@ class InstanceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Everything a configuration may change. ``staging`` keeps the next model's weights in idle
-    KV memory; ``lease_seconds`` 0 is no leases. Targets and sizes of 0 are the hardware profile's
+    """Everything a configuration may change. ``staging`` brings the next model's weights to idle
+    KV memory; with ``exchange`` those that leave stay there as long as there is room.
+    ``lease_seconds`` 0 is no leases. Targets and sizes of 0, and None, are the hardware profile's
     own."""
 
     ttft: Amount = 0.0
@@ -62,6 +63,7 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     session_prefill: bool = True
     host_kv: bool = True
     staging: bool = True
+    exchange: bool | None = None
     policy: Policy = "residency"
     lease_seconds: Amount = 1.0
     replica_penalty: Amount = 0.1

@@ -108,7 +108,13 @@ class NativeEngine:
             raise EngineError("; ".join(plan.refusals))
         if switching is None:
             switching = best_switching(self._device) if settings.staging else Switching.H2D
-        memory = device_memory(plan.device_bytes, self._device, switching)
+        memory = device_memory(
+            plan.device_bytes,
+            self._device,
+            switching,
+            layer=min(p.kv_blocks * min(_row_bytes(shapes[p.name], size)) for p in plan.models),
+            weights=max(p.weight_bytes for p in plan.models),
+        )
         self._arena = Arena(plan, memory)
         states = {name: shape.states for name, shape in shapes.items()}
         self._about = engine_facts(plan, states, size, memory, switching)
@@ -309,8 +315,12 @@ def _rows_written(rows: Sequence[Row], bounds: Bounds) -> int:
 
 
 def _weights(model: _Resident, block_tokens: int) -> Weights:
-    rows = tuple(block_tokens * state.token_bytes for state in paged(model.shape.states))
-    return Weights(model.plan, model.host, rows)
+    return Weights(model.plan, model.host, _row_bytes(model.shape, block_tokens))
+
+
+def _row_bytes(shape: ModelShape, block_tokens: int) -> tuple[int, ...]:
+    """Of a block, in each of the paged layers."""
+    return tuple(block_tokens * state.token_bytes for state in paged(shape.states))
 
 
 def _workspace(shape: ModelShape, runtime: torch.Tensor, block_tokens: int) -> Workspace:

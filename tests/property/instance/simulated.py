@@ -35,6 +35,7 @@ from alipes.instance.engine.protocol import (
     HostSlabs,
     Row,
     Sampled,
+    Staged,
     SwitchReport,
 )
 from alipes.instance.scheduler import phases
@@ -167,7 +168,8 @@ class SimulatedEngine:
         self.content.clear()
         self.slots.clear()
         self.spend(self.costs.switch)
-        return SwitchReport(self.costs.switch, h2d_bytes=1)
+        weights = self.reports[model].weight_bytes if model in self.reports else 1
+        return SwitchReport(self.costs.switch, h2d_bytes=weights)
 
     def step(self, rows: abc.Sequence[Row]) -> tuple[Sampled, ...]:
         tokens = sum(len(row.tokens) for row in rows)
@@ -374,6 +376,14 @@ class Driver:
                 self._linger(work, steps)
         self.check_blocks()
         return work
+
+    def stage(self, covered: int = 0, slack: int = 0) -> None:
+        """What a stager says that has so much of the next model and so much room."""
+        following = self.scheduler.upcoming()
+        staged = Staged(following, {following: covered}, slack) if following else Staged()
+        rows = self.scheduler.device_rows
+        self._take(self.scheduler.staged(staged, self.engine.now), "")
+        assert self.scheduler.device_rows <= rows
 
     def drain(self, limit: int = 3_000) -> None:
         for _ in range(limit):

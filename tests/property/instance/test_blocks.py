@@ -87,6 +87,17 @@ class Blocks(RuleBasedStateMachine):
         published = set(self.content.values())
         self.cached += [b for b in reversed(blocks) if b not in held and b in published]
 
+    @precondition(lambda self: self.cached)
+    @rule(data=st.data())
+    def drop(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(self.cached))
+        self.pool.drop(block)
+        (key,) = [key for key, known in self.content.items() if known == block]
+        assert self.index.key(block) == key
+        self.take_removed(self.index.remove((block,)))
+        self.cached.remove(block)
+        del self.content[key]
+
     @rule()
     def void(self) -> None:
         """A switch: everyone lets go and nothing is known any more."""

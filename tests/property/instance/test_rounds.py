@@ -87,6 +87,10 @@ class Rounds(RuleBasedStateMachine):
         branch = data.draw(st.sampled_from([b"", b"branch %d" % self.number]))
         self.submit(model, prompt, max_tokens, stops, priority, branch, continuation=False)
 
+    @rule(covered=st.integers(0, 1 << 20), slack=st.sampled_from([0, 0, 1 << 10, 1 << 20]))
+    def stage(self, covered: int, slack: int) -> None:
+        self.driver.stage(covered, slack)
+
     @precondition(lambda self: self.returning())
     @rule(
         data=st.data(),

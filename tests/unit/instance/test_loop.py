@@ -45,7 +45,7 @@ from alipes.instance.engine.protocol import (
 )
 from alipes.instance.loop import EngineLoop
 from alipes.instance.scheduler.rounds import RoundScheduler
-from alipes.instance.scheduler.work import Linger
+from alipes.instance.scheduler.work import Linger, Progress
 
 STEP_NS = 10_000_000
 
@@ -437,7 +437,8 @@ class Waiting:
 
     def upcoming(self) -> None: ...
 
-    def staged(self, staged: Staged) -> None: ...
+    def staged(self, staged: Staged, now: int) -> Progress:
+        return Progress()
 
     def next(self, now: int) -> Linger | None:
         if self._work:

@@ -77,3 +77,23 @@ def test_the_best_wait_weighs_gains_against_all_who_wait() -> None:
     assert best_wait(gains, waiting=1, limit=0.9) == 0.5
     assert best_wait(gains, waiting=1, limit=0.4) == 0.0
     assert best_wait([], waiting=1, limit=9.0) == 0.0
+
+
+def test_the_chance_of_a_return_is_that_of_those_that_were_away_for_longer() -> None:
+    returns = gone_for(0.5, 1.0, 3.0, 9.0)
+    assert returns.chance(100 * SECOND, 4.0) == 0.0
+    returns.departed(b"out", 100 * SECOND)
+    assert returns.chance(100 * SECOND, 4.0) == 3 / 4
+    assert returns.chance(100 * SECOND, float("inf")) == 1.0
+    # After 2 s away, those two that were away for longer count, and one of them is soon back.
+    assert returns.chance(102 * SECOND, 4.0) == 1 / 2
+    assert returns.chance(110 * SECOND, 4.0) == 0.0
+    returns.departed(b"other", 110 * SECOND)
+    # It is one of two, and the first one has been away for longer than any of the others.
+    assert returns.chance(110 * SECOND, 0.6) == pytest.approx((1 / 5 + 0) / 2)
+
+
+def test_nothing_is_known_of_the_first_departure() -> None:
+    returns = Returns()
+    returns.departed(b"first", 0)
+    assert returns.chance(SECOND, 1.0) == 1.0
