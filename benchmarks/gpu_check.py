@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from common import Claim, arguments, at_least, write_report
+from graph_steps import MODELS, graph_steps
 from large_switches import TINY, large_switches, largest
 
 from alipes.instance.checkpoints.sources import prepare
@@ -54,9 +55,12 @@ def run_tests() -> Claim:
     return Claim("the gpu tests pass", float(passed), "", "= 1", passed)
 
 
-def build(device: str, size: str) -> NativeEngine:
+def checkpoints(size: str) -> dict[str, Path]:
     cache = Path(os.environ.get("ALIPES_CACHE", "~/.cache/alipes")).expanduser()
-    folders = {f: prepare(RandomWeights(f, size), cache, lambda *_: None) for f in FAMILIES}
+    return {f: prepare(RandomWeights(f, size), cache, lambda *_: None) for f in FAMILIES}
+
+
+def build(device: str, folders: dict[str, Path]) -> NativeEngine:
     models = tuple(ModelSettings(name, str(folder)) for name, folder in folders.items())
     return NativeEngine(
         InstanceSettings(
@@ -183,20 +187,25 @@ def main() -> int:
         print("gpu_check: no CUDA device; --dry-run runs the same steps on the CPU")
         return 2
     device, size = ("cpu", "tiny") if options.dry_run else ("cuda", "small")
-    engine = build(device, size)
-    rows, claims = switches(device, engine, 3 if options.quick or options.dry_run else 34)
-    rows += kv_copies(device, engine, 3 if options.quick or options.dry_run else 10)
-    rows += speeds(device, engine, 3 if options.quick or options.dry_run else 20)
+    folders, short = checkpoints(size), options.quick or options.dry_run
+    engine = build(device, folders)
+    rows, claims = switches(device, engine, 3 if short else 34)
+    rows += kv_copies(device, engine, 3 if short else 10)
+    rows += speeds(device, engine, 3 if short else 20)
     engine.close()
     del engine
+    compared, kept = graph_steps(
+        device, folders, 2 * len(MODELS) if short else 100, 3 if short else 50
+    )
     scale = TINY if options.dry_run else largest(LARGE_SECONDS / (6 if options.quick else 1))
     large, promised = large_switches(device, scale)
     parts = {"small models": list(dict.fromkeys(key for row in rows for key in row))}
     parts["switches of large weights"] = list(large[0])
-    rows += large
+    parts["decode with and without graphs"] = list(compared[0])
+    rows += large + compared
     if options.dry_run:
         return write_report("gpu_check (dry run)", rows, promised, options.json, parts=parts)
-    claims = [run_tests(), *claims, *promised]
+    claims = [run_tests(), *claims, *kept, *promised]
     notes = {"device": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
     return write_report("gpu_check", rows, claims, options.json, notes, parts)
 

@@ -57,6 +57,8 @@ class Active:
 class Graphs(Protocol):
     sizes: tuple[int, ...]
     """Rows of decode steps that have a way of their own, to be gone once before it counts."""
+    recorded: int
+    """So many recordings were made; once every size of every model has run, no more."""
 
     def enter(self, model: str) -> None:
         """``model`` is to be the active one."""
@@ -71,6 +73,7 @@ class NoGraphs:
     """Every step is computed operation by operation."""
 
     sizes: tuple[int, ...] = (1,)
+    recorded = 0
 
     def enter(self, model: str) -> None:
         pass
@@ -144,6 +147,7 @@ class CapturedGraphs:
         parking: Parking,
     ) -> None:
         self.sizes = sizes
+        self.recorded = 0
         self._device = device
         self._kernels = kernels
         self._capture = capture
@@ -177,8 +181,12 @@ class CapturedGraphs:
         graphs = self._captured[active.name]
         if size not in graphs:
             inputs = _Inputs(size, active.bounds, self._device)
-            graphs[size] = _Graph(active, inputs, self._kernels, self._capture)
+            graphs[size] = _Graph(active, inputs, self._kernels, self._record)
         return graphs[size]
+
+    def _record(self, tag: str, work: Callable[[], T]) -> tuple[T, Replay]:
+        self.recorded += 1
+        return self._capture(tag, work)
 
 
 @dataclass(frozen=True, slots=True)
