@@ -192,6 +192,7 @@ def check_free(busy: Instance) -> None:
     assert counters.cancelled > 0
     assert counters.resumed > 0
     assert counters.sp_admitted > 0
+    assert counters.yielded_blocks > 0
 
 
 def same(busy: Instance, alone: Instance, call_id: bytes) -> None:
