@@ -117,10 +117,11 @@ def _speed(
     device: str, graphs: NativeEngine, plain: NativeEngine, name: str, count: int, steps: int
 ) -> Cells:
     """The two take turns, so that both see the same weather."""
-    rows = _rows(name, count, 250)
+    rows = _rows(name, count, 120)
     seconds: dict[str, list[float]] = {"graphs": [], "plain": []}
     for engine in (graphs, plain):
         engine.activate(name)
+        engine.step(_prompts(name))
     for _ in range(steps):
         for way, engine in (("graphs", graphs), ("plain", plain)):
             begin = time.perf_counter()
