@@ -21,7 +21,7 @@ from alipes.instance.engine.native.staging import (
     device_memory,
 )
 from alipes.instance.memory.arena import Arena
-from alipes.instance.memory.device import pinned_buffer, release_pinned
+from alipes.instance.memory.device import pinned_buffer, unpin
 from alipes.instance.memory.plan import PAGE, MemoryPlan, ModelPlan
 from alipes.replay.stats import nearest_rank
 
@@ -193,7 +193,7 @@ def large_switches(device: str, scale: Scale) -> tuple[list[Cells], list[Claim]]
         gc.collect()
         if device != "cpu":
             torch.cuda.empty_cache()
-    release_pinned(host, there)
+    unpin(host, there)
     rows = [path.row(name) for name, path in paths.items()]
     whole = Claim("weights are the host's after every switch", float(intact), "", "= 1", intact)
     return rows, [whole, *(_claims(paths) if device != "cpu" else [])]

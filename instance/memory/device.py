@@ -70,16 +70,22 @@ def pinned_buffer(nbytes: int, device: torch.device) -> torch.Tensor:
     """Host memory (nbytes,) uint8 that ``device`` copies from and to without a stop between; on
     the CPU any will do. Raises ``EngineError`` when the machine refuses so much."""
     memory = host_buffer(nbytes)
-    if device.type == "cpu" or not nbytes:
-        return memory
-    # Registered in place: torch's own pinned memory comes in powers of two.
-    error = _CUDA.cudart().cudaHostRegister(memory.data_ptr(), nbytes, 0)
-    if int(error) != 0:
-        raise EngineError(f"no {nbytes:,} bytes of pinned memory: lower host_bytes ({error})")
+    pin(memory, device)
     return memory
 
 
-def release_pinned(memory: torch.Tensor, device: torch.device) -> None:
-    """To be called before a ``pinned_buffer`` is let go."""
-    if device.type != "cpu" and len(memory):
+def pin(memory: torch.Tensor, device: torch.device) -> None:
+    """Make host memory what ``pinned_buffer`` gives, where it is: torch's own pinned memory is a
+    copy, and comes in powers of two. Raises ``EngineError`` when the machine refuses so much."""
+    if device.type == "cpu" or not memory.nbytes:
+        return
+    error = _CUDA.cudart().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
+    if int(error) != 0:
+        remedy = "lower host_bytes or serve fewer models"
+        raise EngineError(f"no {memory.nbytes:,} bytes of pinned memory: {remedy} ({error})")
+
+
+def unpin(memory: torch.Tensor, device: torch.device) -> None:
+    """To be called before pinned memory is let go."""
+    if device.type != "cpu" and memory.nbytes:
         _CUDA.cudart().cudaHostUnregister(memory.data_ptr())

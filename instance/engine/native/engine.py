@@ -57,6 +57,7 @@ from alipes.instance.engine.protocol import (
     SwitchReport,
 )
 from alipes.instance.memory.arena import Arena
+from alipes.instance.memory.device import pin, unpin
 from alipes.instance.memory.plan import ModelPlan, plan_instance
 from alipes.instance.memory.specs import describe, paged
 from alipes.kernels.shapes import Workspace
@@ -285,6 +286,8 @@ class NativeEngine:
         self._active = ""
         self._stager.close()
         self._host.close()
+        for model in self._models.values():
+            unpin(model.host, self._device)
         self._models.clear()
         self._workspaces.clear()
         del self._arena, self._stager, self._graphs
@@ -351,8 +354,7 @@ def _load_model(
         slots=plan.slots,
         host_block_bytes=rows.slabs * slab_bytes,
     )
-    if settings.device != "cpu":
-        host = host.pin_memory()
+    pin(host, torch.device(settings.device))
     return _Resident(shape, plan, host, report, rows)
 
 

@@ -14,7 +14,7 @@ from alipes.instance.engine.native.intact import CheckedCopy, Places
 from alipes.instance.engine.native.parallel.messages import Held
 from alipes.instance.engine.native.parallel.share import WHOLE, Share
 from alipes.instance.engine.protocol import BlockCopy, CopyEnd, EngineError, HostSlabs
-from alipes.instance.memory.device import pinned_buffer, release_pinned
+from alipes.instance.memory.device import pinned_buffer, unpin
 from alipes.instance.memory.plan import MemoryPlan, ModelPlan
 from alipes.instance.memory.specs import PagedLatent, StateSpec, paged
 from alipes.kernels.table import kernels_for
@@ -240,7 +240,7 @@ class HostPool:
     def close(self) -> None:
         self._lane.close()
         self._copies.clear()
-        release_pinned(self._buffer, self._device)
+        unpin(self._buffer, self._device)
 
     def _finish(self) -> CopyEnd:
         ticket, copy = self._copies.popleft()
