@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from alipes.instance.engine.protocol import Staged
 from alipes.replay.sim.costs import EngineCosts, engine_costs
-from alipes.replay.sim.hardware import Hardware, Quantity, load_hardware
+from alipes.replay.sim.hardware import Hardware, Quantity, load_hardware, profiles
 from alipes.replay.sim.staging import StagingModel
 
 SECOND = 10**9
@@ -132,3 +134,45 @@ def test_a_chunk_holds_at_least_a_row(hardware: Hardware) -> None:
     staging.switch(SECOND_MODEL, 0)
     staging.serving(FIRST, 0, SECOND, 0)
     assert 0 <= hardware.rates.h2d.value - staging.staged.covered_bytes < 64 * 436_800
+
+
+def test_weights_that_leave_stay_while_there_is_room(hardware: Hardware) -> None:
+    staging = model_of(msgspec.structs.replace(hardware, exchange=True))
+    names = list(hardware.models)
+    for name in names:
+        assert staging.switch(name, 0)[1].path == "h2d"
+    weights = {name: costs.weight_bytes for name, costs in costs_of(hardware).items()}
+    assert staging.staged.covered == {name: weights[name] for name in names[:-1]}
+    for name in names:
+        assert staging.switch(name, 0)[1].h2d_bytes == 0
+    # Until KV needs their place.
+    rows = costs_of(hardware)[names[-1]].kv_blocks
+    staging.serving(None, 0, SECOND, rows)
+    assert staging.staged.covered == {}
+    assert staging.switch(names[0], 0)[1].path == "h2d"
+
+
+@pytest.mark.parametrize(
+    "profile", [name for name in profiles() if len(load_hardware(name).models) > 1]
+)
+@given(data=st.data(), exchange=st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_no_switch_is_slower_than_it_would_be_without_staging(
+    profile: str, data: st.DataObject, exchange: bool
+) -> None:
+    """Switch by switch, beside the same one from the host."""
+    hardware = msgspec.structs.replace(load_hardware(profile), exchange=exchange)
+    costs, staging = costs_of(hardware), model_of(hardware)
+    names = st.sampled_from(list(costs))
+    now, active = 0, data.draw(names)
+    staging.switch(active, now)
+    for _ in range(data.draw(st.integers(1, 8))):
+        rows = data.draw(st.integers(0, costs[active].kv_blocks))
+        seconds = data.draw(st.sampled_from([0, 1, 5, 60]))
+        following = data.draw(names.filter(lambda name: name != active) | st.none())
+        staging.serving(following, now, now + seconds * SECOND, rows)
+        now += seconds * SECOND
+        active = data.draw(names.filter(lambda name: name != active))
+        duration, record = staging.switch(active, now)
+        assert duration <= costs[active].switch(costs[active].weight_bytes, 0)
+        assert record.h2d_bytes + record.d2d_bytes == costs[active].weight_bytes
