@@ -18,7 +18,7 @@ import torch
 from common import Claim, arguments, at_least, write_report
 
 from alipes.kernels.routing import Routing
-from alipes.kernels.shapes import Segment, Workspace
+from alipes.kernels.shapes import PageTable, Segment, Workspace
 from alipes.kernels.table import REFERENCE, Kernels, kernels_for, variants
 
 Tensor = torch.Tensor
@@ -140,6 +140,33 @@ def attention(quick: bool) -> Iterator[Case]:
             read=calls * (context + count) * latent * 4,
             product=2 * rows * heads * (latent + rank) * seen,
         )
+
+
+def paged_decode(quick: bool) -> Iterator[Case]:
+    """Rows of which one sees all that the table has room for, the others a quarter."""
+    calls, context = 8, 1024 if quick else 4096
+    heads, keys, dim, latent, rank = 16, 4, 128, 576, 512
+    blocks = torch.randperm(calls * context // BLOCK, device=DEVICE).int().view(calls, -1)
+    positions = torch.full((calls,), context // 4 - 1, device=DEVICE)
+    positions[0] = context - 1
+    pages, seen = PageTable(blocks, positions, BLOCK), context * (calls + 3) / 4
+    pool, latents = normal(calls * context, 2, keys, dim), normal(calls * context, latent)
+    q, wide = normal(calls, heads, dim), normal(calls, heads, latent)
+    shape = f"{calls} rows, up to {context}"
+    yield Case(
+        "attend_step",
+        shape,
+        lambda form: form(q, pool, pages),
+        read=seen * 2 * keys * dim * 4,
+        product=4 * heads * dim * seen,
+    )
+    yield Case(
+        "attend_latent_step",
+        shape,
+        lambda form: form(wide, latents, pages, rank, 0.1),
+        read=seen * latent * 4,
+        product=2 * heads * (latent + rank) * seen,
+    )
 
 
 def products(quick: bool) -> Iterator[Case]:
@@ -315,7 +342,7 @@ def main() -> int:
     rows = []
     with torch.inference_mode():
         rates = measured()
-        for make in (attention, products, delta_rule, rows_of_blocks, elementwise):
+        for make in (attention, paged_decode, products, delta_rule, rows_of_blocks, elementwise):
             for case in make(options.quick):
                 column = kernels_for(DEVICE, 1 if case.shape.startswith("1 rows") else None)
                 rows.append(row_of(case, (column, REFERENCE), rates))
