@@ -123,57 +123,31 @@ class InstanceGauges:
         "predicted_switch_seconds", "yielded_blocks",
     )  # fmt: skip
 
+    _PATHS: Final = ("h2d", "partial", "d2d", "remap")
+
     def __init__(self, registry: CollectorRegistry) -> None:
+        def gauge(name: str, text: str, *labels: str) -> Gauge:
+            names = ["instance", *labels]
+            return Gauge(f"alipes_instance_{name}", text, names, registry=registry)
+
         self._totals = {
-            name: Gauge(
-                f"alipes_instance_{name}",
-                f"Counter {name} of the instance since its start.",
-                ["instance"],
-                registry=registry,
-            )
+            name: gauge(name, f"Counter {name} of the instance since its start.")
             for name in self._COUNTERS
         }
-        self._blocks = Gauge(
-            "alipes_instance_kv_blocks", "Device KV blocks by state.", ["instance", "state"],
-            registry=registry,
-        )  # fmt: skip
-        self._host = Gauge(
-            "alipes_instance_host_bytes", "Host bytes for KV by state.", ["instance", "state"],
-            registry=registry,
-        )  # fmt: skip
-        self._risk = Gauge(
-            "alipes_instance_deadline_risk", "Rounds whose bound could not be met.",
-            ["instance", "model"], registry=registry,
-        )  # fmt: skip
-        self._shortfall = Gauge(
-            "alipes_instance_shortfall_seconds", "Waiting prefill that slots had no room for.",
-            ["instance", "model"], registry=registry,
-        )  # fmt: skip
-        self._load = Gauge(
-            "alipes_instance_calls", "Calls on the instance by state.",
-            ["instance", "model", "state"], registry=registry,
-        )  # fmt: skip
-
-        self._switches = Gauge(
-            "alipes_instance_switches_by_path", "Switches by where weights came from.",
-            ["instance", "path"], registry=registry,
-        )  # fmt: skip
-        self._switch_bytes = Gauge(
-            "alipes_instance_switch_bytes", "Bytes of weights by where they were.",
-            ["instance", "path"], registry=registry,
-        )  # fmt: skip
-        self._staged = Gauge(
-            "alipes_instance_staged_bytes", "Weights on the device of models that are not active.",
-            ["instance", "model"], registry=registry,
-        )  # fmt: skip
-        self._slack = Gauge(
-            "alipes_instance_staging_slack_bytes", "Device bytes that staged weights could use.",
-            ["instance"], registry=registry,
-        )  # fmt: skip
-        self._activation = Gauge(
-            "alipes_instance_activation_seconds", "Predicted seconds to make a model active.",
-            ["instance", "model"], registry=registry,
-        )  # fmt: skip
+        self._blocks = gauge("kv_blocks", "Device KV blocks by state.", "state")
+        self._host = gauge("host_bytes", "Host bytes for KV by state.", "state")
+        self._risk = gauge("deadline_risk", "Rounds whose bound could not be met.", "model")
+        shortfall = "Waiting prefill that slots had no room for."
+        self._shortfall = gauge("shortfall_seconds", shortfall, "model")
+        self._load = gauge("calls", "Calls on the instance by state.", "model", "state")
+        by_path = "Switches by where weights came from."
+        self._switches = gauge("switches_by_path", by_path, "path")
+        self._switch_bytes = gauge("switch_bytes", "Bytes of weights by where they were.", "path")
+        staged = "Weights on the device of models that are not active."
+        self._staged = gauge("staged_bytes", staged, "model")
+        self._slack = gauge("staging_slack_bytes", "Device bytes that staged weights could use.")
+        activation = "Predicted seconds to make a model active."
+        self._activation = gauge("activation_seconds", activation, "model")
 
     def update(self, instance: str, snapshot: Snapshot, model_label: BoundedLabel) -> None:
         self._update_weights(instance, snapshot, model_label)
@@ -194,10 +168,9 @@ class InstanceGauges:
 
     def _update_weights(self, instance: str, snapshot: Snapshot, model_label: BoundedLabel) -> None:
         counters, staging = snapshot.counters, snapshot.staging
-        for path, count in counters.switch_paths.items():
-            self._switches.labels(instance, path).set(count)
-        for path, size in counters.switch_bytes.items():
-            self._switch_bytes.labels(instance, path).set(size)
+        for path in self._PATHS:
+            self._switches.labels(instance, path).set(counters.switch_paths.get(path, 0))
+            self._switch_bytes.labels(instance, path).set(counters.switch_bytes.get(path, 0))
         self._slack.labels(instance).set(staging.slack)
         for model, estimate in snapshot.estimates.items():
             label = model_label(model)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from alipes.gateway.telemetry.metrics import Metrics
+from alipes.instance.contract import Counters, Estimate, Occupancy, Snapshot, Staging
 
 
 def test_instances_and_models_that_are_not_configured_share_a_label() -> None:
@@ -11,3 +12,36 @@ def test_instances_and_models_that_are_not_configured_share_a_label() -> None:
     text = metrics.render().decode()
     assert "rogue" not in text
     assert 'alipes_placements_total{instance="other",reason="only"} 50.0' in text
+
+
+def test_what_switches_took_and_would_take_is_told_by_model_and_path() -> None:
+    metrics = Metrics(("a", "b"), ("one",))
+    counters = Counters(switch_paths={"remap": 3}, switch_bytes={"h2d": 5, "remap": 70})
+    estimate = Estimate(0, 0, 0, 0, 0, 0, switch=0.25, restore_base=0, restore_token=0, samples=1)
+    metrics.snapshot(
+        "one",
+        Snapshot(
+            version=1,
+            active_model="a",
+            phase="D",
+            round_remaining=0.0,
+            round_length=0.0,
+            draining=False,
+            loads={},
+            estimates={"a": estimate, "b": estimate},
+            occupancy=Occupancy(0, 0, 0, 0, 0, 0),
+            counters=counters,
+            staging=Staging("b", {"b": 70}, slack=9),
+        ),
+    )
+    text = metrics.render().decode()
+    for line in (
+        'alipes_instance_switches_by_path{instance="one",path="remap"} 3.0',
+        'alipes_instance_switches_by_path{instance="one",path="h2d"} 0.0',
+        'alipes_instance_switch_bytes{instance="one",path="remap"} 70.0',
+        'alipes_instance_staged_bytes{instance="one",model="b"} 70.0',
+        'alipes_instance_staged_bytes{instance="one",model="a"} 0.0',
+        'alipes_instance_staging_slack_bytes{instance="one"} 9.0',
+        'alipes_instance_activation_seconds{instance="one",model="b"} 0.25',
+    ):
+        assert line in text.splitlines()
