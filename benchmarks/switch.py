@@ -201,9 +201,10 @@ class Pairs:
     paths: list[str] = field(default_factory=list)
 
 
-def in_pairs(staging: Bench, plain: Bench, count: int) -> Pairs:
+def in_pairs(staging: Bench, plain: Bench, copy: Copy, count: int) -> Pairs:
     """Random models, rows in use and moments at which slots close, while the writer may be at
-    work; which engine comes first is drawn too."""
+    work; it rests while the other engine switches. A copy goes before each, so that none finds
+    the processor or its caches colder than another."""
     rng, pairs, active = Random(1), Pairs(), MODELS[0]
     staging.engine.activate(active)
     for _ in range(count):
@@ -214,6 +215,7 @@ def in_pairs(staging: Bench, plain: Bench, count: int) -> Pairs:
         time.sleep(rng.random() * 0.5)
 
         def stage(model: str = active) -> None:
+            copy()
             report = staging.engine.activate(model)
             pairs.staged.append(report.seconds)
             pairs.paths.append(report.path)
@@ -221,12 +223,12 @@ def in_pairs(staging: Bench, plain: Bench, count: int) -> Pairs:
         def load(into: list[float], model: str = active) -> None:
             # The engine has it active already where it was loaded before in this pair.
             plain.engine.activate(next(name for name in MODELS if name != model))
+            copy()
             into.append(plain.engine.activate(model).seconds)
 
-        work = [stage, lambda: load(pairs.plain), lambda: load(pairs.again)]
-        rng.shuffle(work)
-        for one in work:
-            one()
+        stage()
+        for into in rng.sample((pairs.plain, pairs.again), 2):
+            load(into)
     return pairs
 
 
@@ -288,7 +290,7 @@ def main() -> int:
     default = best_switching(torch.device("cpu"))
     paths = by_path(benches, copy, sizes.turns)
     rest, work = steps_while_staging(benches[default], sizes.steps)
-    pairs = in_pairs(benches[default], benches[Switching.H2D], sizes.pairs)
+    pairs = in_pairs(benches[default], benches[Switching.H2D], copy, sizes.pairs)
     for bench in benches.values():
         bench.engine.close()
     rows = [path.row(name) for name, path in paths.items()]

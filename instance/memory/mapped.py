@@ -17,9 +17,8 @@ import torch
 
 from alipes.instance.memory.device import private_region
 from alipes.instance.memory.moves import Move, exchange_cycles
+from alipes.instance.memory.staging_plan import GRANULE
 
-GRANULE: Final = 64 << 10
-"""A multiple of every page size that Linux has on the machines it runs torch on."""
 SPARE: Final = 16 << 20
 _HUGE_PAGE: Final = 2 << 20
 _MAYMOVE, _FIXED, _DONTUNMAP = 1, 2, 4

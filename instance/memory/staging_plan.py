@@ -18,6 +18,9 @@ from functools import cached_property
 from typing import Final
 
 LARGEST_CHUNK: Final = 64 << 20
+GRANULE: Final = 64 << 10
+"""Process memory changes places in these: a multiple of every page size that Linux has on the
+machines it runs torch on."""
 
 
 @dataclass(frozen=True, slots=True)

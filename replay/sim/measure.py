@@ -16,7 +16,7 @@ import msgspec
 
 from alipes.instance.contract import InstanceSettings, ModelReport
 from alipes.instance.engine.protocol import HostSlabs
-from alipes.instance.memory.staging_plan import frame_bytes
+from alipes.instance.memory.staging_plan import GRANULE, frame_bytes
 from alipes.replay.sim.fitting import LEAST_SECONDS, Fit, fit, with_slope
 from alipes.replay.sim.hardware import (
     Fixed,
@@ -32,7 +32,6 @@ from alipes.replay.sim.telling import USUAL, Teller
 from alipes.replay.stats import nearest_rank
 
 NAME: Final = "this-machine"
-GRANULE: Final = 2 << 20
 
 
 class Kind(StrEnum):

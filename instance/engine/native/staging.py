@@ -10,13 +10,15 @@ chunks were kept, so that a model that comes back soon is still there.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 import torch
 
+from alipes.instance.engine.native.bringing import Loading, bring_by_copies, bring_by_exchange
 from alipes.instance.engine.native.writer import Copy, Writer
 from alipes.instance.engine.protocol import EngineError, Staged
 from alipes.instance.memory.arena import Arena
@@ -24,11 +26,10 @@ from alipes.instance.memory.cuda_driver import cuda_driver
 from alipes.instance.memory.cuda_mapped import CudaMappedMemory
 from alipes.instance.memory.device import DeviceMemory, PlainMemory
 from alipes.instance.memory.mapped import MappedMemory, can_exchange
-from alipes.instance.memory.moves import Move, order_copies
+from alipes.instance.memory.moves import Move
 from alipes.instance.memory.plan import PAGE, ModelPlan
 from alipes.instance.memory.staging import StagedSwitch, StagingLedger, SwitchPath, retained
 from alipes.instance.memory.staging_plan import LARGEST_CHUNK, Chunks, StagingArea, frame_bytes
-from alipes.kernels.table import kernels_for
 
 SHARE: Final = 0.25
 """The part of the time that the writer is busy while a model serves."""
@@ -106,8 +107,11 @@ class Stager:
         granule = arena.memory.granule
         self._chunk = _frame(models, granule) if granule else chunk_bytes(models)
         self._areas = {name: self._area(weights) for name, weights in models.items()}
+        # An accelerator is asked to copy at once, and done later: exchanges wait for that.
+        self._aside: ThreadPoolExecutor | None = None
         if granule and device.type == "cpu":
             self._touch()
+            self._aside = ThreadPoolExecutor(1, "exchange-pages")
         # Guards the ledger and what is being written.
         self._lock = threading.Condition()
         self._ledger: StagingLedger | None = None
@@ -179,6 +183,8 @@ class Stager:
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
+        if self._aside is not None:
+            self._aside.shutdown()
 
     # --- what the writer's thread asks -----------------------------------------------------------
 
@@ -231,16 +237,19 @@ class Stager:
             staged = before.switch(plan.name, plan.weight_bytes)
             needed = self._needed(before.area, staged)
             kept = self._kept(before, after, plan.name)
-        here = self._move(needed, kept)
-        size = Chunks(plan.weight_bytes, self._chunk)
-        on_device = sum(size.bytes_of(chunk) for chunk in here)
+        loading = Loading(weights.host, self._arena.weights(plan), self._chunk)
+        memory, exchanges = self._arena.memory, self.switching is Switching.REMAP
+        if exchanges:
+            here = set(needed)
+            bring_by_exchange(memory, [*needed.values(), *kept], here, loading, self._aside)
+        else:
+            here = bring_by_copies(memory, needed, loading)
+        on_device = sum(map(Chunks(plan.weight_bytes, self._chunk).bytes_of, here))
         loaded = plan.weight_bytes - on_device
-        self._load(weights, here)
-        if self.switching is Switching.REMAP:
-            path = SwitchPath.REMAP if not loaded else SwitchPath.PARTIAL
-            return Moved(path if here else SwitchPath.H2D, loaded, mapped_bytes=on_device)
-        path = SwitchPath.D2D if not loaded else SwitchPath.PARTIAL
-        return Moved(path if here else SwitchPath.H2D, loaded, on_device)
+        whole = SwitchPath.REMAP if exchanges else SwitchPath.D2D
+        path = SwitchPath.PARTIAL if loaded else whole
+        copied, mapped = (0, on_device) if exchanges else (on_device, 0)
+        return Moved(path if here else SwitchPath.H2D, loaded, copied, mapped)
 
     def _needed(self, area: StagingArea, staged: StagedSwitch) -> dict[int, Move]:
         """Chunk by chunk from where it was staged to where it belongs."""
@@ -259,29 +268,6 @@ class Stager:
             Move(at, after.area.places[place].offset, self._chunk)
             for at, place in after.keep(retained(before, self._order, weights, model)).items()
         ]
-
-    def _move(self, needed: dict[int, Move], kept: Sequence[Move]) -> set[int]:
-        """The chunks that have come to where they belong."""
-        memory = self._arena.memory
-        if self.switching is Switching.REMAP:
-            memory.exchange([*needed.values(), *kept])
-            return set(needed)
-        ordered, dropped = order_copies(list(needed.values()), len(needed))
-        runs = [(move.source, move.target, move.nbytes) for move in ordered]
-        kernels_for(memory.data.device, None).move(memory.data, runs)
-        lost = {move.target for move in dropped}
-        return {chunk for chunk, move in needed.items() if move.target not in lost}
-
-    def _load(self, weights: Weights, here: set[int]) -> None:
-        """All other chunks from the host, neighbours in one go."""
-        target = self._arena.weights(weights.plan)
-        count = Chunks(weights.plan.weight_bytes, self._chunk).count
-        first = 0
-        for chunk in [*sorted(here), count]:
-            if first < chunk:
-                part = slice(first * self._chunk, chunk * self._chunk)
-                target[part].copy_(weights.host[part], non_blocking=True)
-            first = chunk + 1
 
     def _size(self, weight_bytes: int, chunk: int) -> int:
         """Bytes of a move: pages are exchanged for a whole chunk, also for the shorter last one.
