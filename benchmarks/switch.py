@@ -33,6 +33,7 @@ os.environ |= thread_environment(THREADS) | os.environ
 import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from common import Claim, arguments, at_least, write_report  # noqa: E402
+from paired import Interval, percentile_ratio  # noqa: E402
 
 from alipes.instance.checkpoints.sources import SMOLLM2, prepare  # noqa: E402
 from alipes.instance.engine.native.engine import NativeEngine  # noqa: E402
@@ -245,9 +246,18 @@ def steps_while_staging(bench: Bench, count: int) -> tuple[float, float]:
     return rank(rest, 50), rank(work, 50)
 
 
+def beyond_noise(pairs: Pairs) -> Interval:
+    """The 95th percentile of what a switch takes with staging over what the same takes without,
+    over that of what it takes without staging, twice."""
+    staged, noise = (
+        {str(number): (ratio,) for number, ratio in enumerate(paired(one, pairs.plain))}
+        for one in (pairs.staged, pairs.again)
+    )
+    return percentile_ratio(staged, noise, 95)
+
+
 def claims(paths: dict[str, Switches], pairs: Pairs) -> list[Claim]:
-    staged, noise = paired(pairs.staged, pairs.plain), paired(pairs.again, pairs.plain)
-    limit = max(rank(noise, 95), 1.0)
+    beyond = beyond_noise(pairs)
     found = [
         at_least(
             "h2d: part of the copy rate of the same run (our target)",
@@ -256,11 +266,12 @@ def claims(paths: dict[str, Switches], pairs: Pairs) -> list[Claim]:
             0.7,
         ),
         Claim(
-            "the default against h2d, same switches, p95 (issue: never slower beyond noise)",
-            rank(staged, 95),
+            "the default against h2d, same switches: p95 over that of h2d against h2d"
+            " (issue: never slower beyond noise)",
+            beyond.value,
             "x",
-            f"<= {limit:.3g}, p95 of h2d against h2d",
-            rank(staged, 95) <= limit,
+            f"95 % interval [{beyond.low:.3g}, {beyond.high:.3g}] not above 1",
+            beyond.low <= 1.0,
         ),
     ]
     for percent, most, whose in ((50, 1.0, "our target"), (95, 1.1, "ours; the paper has 1.26")):

@@ -48,7 +48,12 @@ class _Calibration:
         """Make a model active whose blocks may then be all in use: weights of others that are still
         on the device would hide what they take from the host."""
         self._engine.activate(report.name)
-        self._engine.stage(None, report.kv_blocks)
+        self._fill(report)
+
+    def _fill(self, report: ModelReport) -> None:
+        """All blocks are in use, and then none is."""
+        for rows in (report.kv_blocks, 0):
+            self._engine.stage(None, rows)
 
     def trial(self, report: ModelReport) -> Trial:
         engine = self._engine
@@ -62,7 +67,7 @@ class _Calibration:
             prefills.append((tokens, self._seconds(step)))
         decode = self._seconds(partial(engine.step, [_row(report, most, most + 1, blocks)]))
         restores = self._restores(report, most // self._block)
-        engine.stage(None, report.kv_blocks)
+        self._fill(report)
         return Trial(report.name, switch, tuple(prefills), most + 1, decode, restores)
 
     def _restores(self, report: ModelReport, full: int) -> tuple[tuple[int, float], ...]:

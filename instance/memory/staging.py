@@ -139,16 +139,17 @@ class StagingLedger:
         """The model and the chunk of it that a place holds, or is to hold."""
         return self._owner[place], self._chunk[place]
 
-    def keep(self, models: Sequence[OnDevice]) -> dict[int, int]:
-        """Of these chunks, the first as many as there are places are kept. One that lies in a
-        place that is among as many as that stays there; for the others, the place that each is
-        to be moved to by its offset now. Only before anything is staged."""
+    def keep(self, models: Sequence[OnDevice], rows: int = 0) -> dict[int, int]:
+        """Of these chunks, the first as many as there are places from ``rows`` on are kept: there
+        is no point in keeping what blocks are about to take. One that lies in a place that is among
+        as many as that stays there; for the others, the place that each is to be moved to by its
+        offset now. Only before anything is staged."""
         if self.target:
             raise ValueError(f"{self.target} is being staged: no chunks can be kept")
         for model in models:
             self._know(model.name, model.weight_bytes)
         chunks = [(m.name, chunk, at) for m in models for chunk, at in m.offsets.items()]
-        del chunks[self._usable :]
+        del chunks[min(self._usable, self.area.above(rows)) :]
         near = {self.area.places[i].offset: i for i in range(len(chunks))}
         moving: dict[int, int] = {}
         for name, chunk, at in chunks:

@@ -35,6 +35,8 @@ class StagingModel:
         self._rate = hardware.staging_share.value * hardware.rates.h2d.value / 1e9
         self._areas = {name: self._area(own) for name, own in costs.items()}
         self._ledger: StagingLedger | None = None
+        # How many rows each had in use when it left.
+        self._rows: dict[str, int] = {}
         # Models by when they were active, the last one last.
         self._order: list[str] = []
         # Bytes of the chunk under way that have been written.
@@ -68,7 +70,8 @@ class StagingModel:
         duration = costs.switch(staged.h2d_bytes, staged.d2d_bytes)
         if before is not None and self._hardware.exchange:
             weights = {name: own.weight_bytes for name, own in self._costs.items()}
-            after.keep(retained(before, self._order, weights, model))
+            self._rows[self._order[-1]] = before.rows
+            after.keep(retained(before, self._order, weights, model), self._rows.get(model, 0))
         self._order = [name for name in self._order if name != model] + [model]
         self._ledger = after if self._enabled else None
         self._begun = 0.0

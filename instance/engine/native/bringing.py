@@ -4,18 +4,13 @@ are, all others from the host."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import Final
 
 import torch
 
 from alipes.instance.memory.device import DeviceMemory
-from alipes.instance.memory.moves import Cycle, Move, exchange_cycles, order_copies
+from alipes.instance.memory.moves import Move, order_copies
 from alipes.kernels.table import kernels_for
-
-PARTS: Final = 4
-"""In so many goes are pages exchanged where there is something to load meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,48 +49,9 @@ def bring_by_copies(memory: DeviceMemory, needed: dict[int, Move], loading: Load
 
 
 def bring_by_exchange(
-    memory: DeviceMemory,
-    moves: Sequence[Move],
-    here: set[int],
-    loading: Loading,
-    aside: Executor | None = None,
+    memory: DeviceMemory, moves: Sequence[Move], here: set[int], loading: Loading
 ) -> None:
-    """Exchange pages, and load all chunks that are not ``here`` afterwards. Those whose places are
-    settled are loaded while others are exchanged, ``aside`` where that is given: then a switch
-    that finds nothing on the device takes no longer for what it leaves there."""
-    left = set(range(loading.count)) - here
-    parts = _parts(moves, PARTS if left and aside is not None else 1)
-    memory.exchange(parts[0])
-    for number, part in enumerate(parts[1:], 1):
-        assert aside is not None
-        unsettled = {at // loading.chunk for moves in parts[number:] for at in _ends(moves)}
-        exchanged = aside.submit(memory.exchange, part)
-        try:
-            loading.load(left - unsettled)
-        finally:
-            exchanged.result()
-        left &= unsettled
-    loading.load(left)
-
-
-def _ends(moves: Iterable[Move]) -> Iterable[int]:
-    for move in moves:
-        yield from (move.source, move.target)
-
-
-def _parts(moves: Sequence[Move], count: int) -> list[list[Move]]:
-    """In so many parts of about one size, or fewer, none of which a cycle leads out of."""
-    if count == 1:
-        return [list(moves)]
-    parts: list[list[Move]] = [[]]
-    for cycle in exchange_cycles(moves):
-        if len(parts[-1]) * count >= len(moves):
-            parts.append([])
-        parts[-1] += _moves(cycle)
-    return parts
-
-
-def _moves(cycle: Cycle) -> list[Move]:
-    starts = cycle.starts
-    targets = starts[1:] if cycle.open else (*starts[1:], starts[0])
-    return [Move(s, t, cycle.nbytes) for s, t in zip(starts, targets, strict=False)]
+    """Exchange pages, then load all chunks that are not ``here``. Not at the same time: whoever
+    copies would be interrupted for every change of an address."""
+    memory.exchange(moves)
+    loading.load(set(range(loading.count)) - here)

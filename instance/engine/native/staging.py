@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -107,17 +106,16 @@ class Stager:
         granule = arena.memory.granule
         self._chunk = _frame(models, granule) if granule else chunk_bytes(models)
         self._areas = {name: self._area(weights) for name, weights in models.items()}
-        # An accelerator is asked to copy at once, and done later: exchanges wait for that.
-        self._aside: ThreadPoolExecutor | None = None
         if granule and device.type == "cpu":
             self._touch()
-            self._aside = ThreadPoolExecutor(1, "exchange-pages")
         # Guards the ledger and what is being written.
         self._lock = threading.Condition()
         self._ledger: StagingLedger | None = None
         self._places: tuple[int, ...] = ()
         self._first_busy: int | None = None
         self._holding = False
+        # How many rows each had in use when it left.
+        self._rows: dict[str, int] = {}
         # Models by when they were active, the last one last.
         self._order: list[str] = []
         staged = switching is not Switching.H2D and len(models) > 1
@@ -183,8 +181,6 @@ class Stager:
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
-        if self._aside is not None:
-            self._aside.shutdown()
 
     # --- what the writer's thread asks -----------------------------------------------------------
 
@@ -241,7 +237,7 @@ class Stager:
         memory, exchanges = self._arena.memory, self.switching is Switching.REMAP
         if exchanges:
             here = set(needed)
-            bring_by_exchange(memory, [*needed.values(), *kept], here, loading, self._aside)
+            bring_by_exchange(memory, [*needed.values(), *kept], here, loading)
         else:
             here = bring_by_copies(memory, needed, loading)
         on_device = sum(map(Chunks(plan.weight_bytes, self._chunk).bytes_of, here))
@@ -264,9 +260,11 @@ class Stager:
         if self.switching is not Switching.REMAP:
             return []
         weights = {name: known.plan.weight_bytes for name, known in self._models.items()}
+        self._rows[self._order[-1]] = before.rows
+        found = retained(before, self._order, weights, model)
         return [
             Move(at, after.area.places[place].offset, self._chunk)
-            for at, place in after.keep(retained(before, self._order, weights, model)).items()
+            for at, place in after.keep(found, self._rows.get(model, 0)).items()
         ]
 
     def _size(self, weight_bytes: int, chunk: int) -> int:

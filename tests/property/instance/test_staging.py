@@ -39,11 +39,14 @@ class Staging(RuleBasedStateMachine):
         self.flights: dict[int, tuple[str, int] | None] = {}
         self.late: dict[int, bytes] = {}
         self.lost = 0
-        self.keep({f"kept{i}": w for i, w in enumerate(data.draw(st.lists(WEIGHTS, max_size=2)))})
+        self.keep(
+            {f"kept{i}": w for i, w in enumerate(data.draw(st.lists(WEIGHTS, max_size=2)))},
+            data.draw(st.integers(0, 14), "rows to come"),
+        )
 
     # --- the obvious model -----------------------------------------------------------------------
 
-    def keep(self, models: dict[str, bytes]) -> None:
+    def keep(self, models: dict[str, bytes], rows: int) -> None:
         """Some lie where there are places, the others below the arena, apart from each other."""
         self.models |= models
         size, places = self.area.chunk_bytes, self.area.places
@@ -56,9 +59,10 @@ class Staging(RuleBasedStateMachine):
             [
                 OnDevice(name, len(w), {c: at[n, c] for n, c in chunks if n == name})
                 for name, w in models.items()
-            ]
+            ],
+            rows,
         )
-        kept = chunks[: len(places)]
+        kept = chunks[: sum(self.lowest(place) >= rows for place in range(len(places)))]
         near = {place.offset: i for i, place in enumerate(places[: len(kept)])}
         free = [i for i in near.values() if places[i].offset not in map(at.__getitem__, kept)]
         for chunk in kept:
