@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import product
 from statistics import median
 from typing import Any, Final
 
@@ -18,13 +19,15 @@ import torch
 from common import Claim, arguments, at_least, write_report
 
 from alipes.kernels.routing import Routing
-from alipes.kernels.shapes import PageTable, Segment, Workspace
+from alipes.kernels.shapes import KvHeads, PageTable, Segment, Workspace
 from alipes.kernels.table import REFERENCE, Kernels, kernels_for, variants
 
 Tensor = torch.Tensor
 CUDA: Final = torch.cuda.is_available()
 DEVICE: Final = torch.device("cuda" if CUDA else "cpu")
 BLOCK: Final = 64
+DTYPES: Final = (torch.float32, torch.float16)
+"""Of keys, values and latents."""
 REPEATS: Final = 5
 SECONDS: Final = 0.6
 """Both forms of a case are timed for about this long, and a few times at least."""
@@ -45,7 +48,8 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """``work`` does the operation with the form that it is given, of a column."""
+    """``work`` does the operation with the form that it is given, of a column for a model whose
+    keys and values are ``held``."""
 
     operation: str
     shape: str
@@ -54,6 +58,7 @@ class Case:
     across: float = 0.0
     within: float = 0.0
     product: float = 0.0
+    held: frozenset[KvHeads] = frozenset()
 
     def bound(self, rates: Rates) -> float:
         """Seconds."""
@@ -88,15 +93,25 @@ def normal(*shape: int) -> Tensor:
     return torch.randn(shape, device=DEVICE)
 
 
+def named(dtype: torch.dtype) -> str:
+    return str(dtype).partition(".")[2]
+
+
+def apart(length: int) -> int:
+    """Slots from one call's first to the next one's: whole blocks."""
+    return 2 * (length // BLOCK + 2) * BLOCK
+
+
 def scattered(calls: int, count: int, start: int) -> tuple[Segment, ...]:
     """``count`` rows of each of ``calls``, from position ``start`` on, in blocks that lie one
     after another but for one jump in the middle."""
     segments = []
     for call in range(calls):
         length = start + count
-        slot, half = call * 2 * (length + BLOCK), length // 2 // BLOCK * BLOCK
-        runs = ((slot, half), (slot + half + BLOCK, length - half))
-        segments.append(Segment(call * count, count, start, tuple(r for r in runs if r[1])))
+        slot, half = call * apart(length), length // 2 // BLOCK * BLOCK
+        halves = ((slot, half), (slot + half + BLOCK, length - half))
+        runs = tuple(run for run in halves if run[1])
+        segments.append(Segment(call * count, count, start, runs, BLOCK))
     return tuple(segments)
 
 
@@ -104,15 +119,15 @@ def attention(quick: bool) -> Iterator[Case]:
     """Decode of several calls, and a chunk behind a prefix."""
     context = 1024 if quick else 4096
     heads, keys, dim, latent, rank = 16, 4, 128, 576, 512
-    for calls, count in ((8, 1), (1, 256)):
+    for dtype, (calls, count) in product(DTYPES, ((8, 1), (1, 256))):
         batch, rows, seen = scattered(calls, count, context), calls * count, context + count / 2
-        slots = calls * 2 * (context + count + BLOCK)
-        pool, latents = normal(slots, 2, keys, dim), normal(slots, latent)
+        slots = calls * apart(context + count)
+        pool, latents = normal(slots, 2, keys, dim).to(dtype), normal(slots, latent).to(dtype)
         q, wide = normal(rows, heads, dim), normal(rows, heads, latent)
-        kv = pool[torch.cat([s.slots()[s.start :] for s in batch]).to(DEVICE)]
-        own = latents[torch.cat([s.slots()[s.start :] for s in batch]).to(DEVICE)]
+        kv = pool[torch.cat([s.slots()[s.start :] for s in batch]).to(DEVICE)].float()
+        own = latents[torch.cat([s.slots()[s.start :] for s in batch]).to(DEVICE)].float()
         scratch = Workspace(torch.empty(0), torch.empty(slots * 2 * keys * dim, device=DEVICE))
-        shape = f"{calls} x {count} rows after {context}"
+        shape = f"{calls} x {count} rows after {context}, {named(dtype)}"
 
         def attend(
             form: Any, q: Tensor = q, kv: Tensor = kv, pool: Tensor = pool,
@@ -130,14 +145,15 @@ def attention(quick: bool) -> Iterator[Case]:
             "attend",
             shape,
             attend,
-            read=calls * (context + count) * 2 * keys * dim * 4,
+            read=calls * (context + count) * pool[0].nbytes,
             product=4 * rows * heads * dim * seen,
+            held=frozenset({(named(dtype), dim)}),
         )
         yield Case(
             "attend_latent",
             shape,
             attend_latent,
-            read=calls * (context + count) * latent * 4,
+            read=calls * (context + count) * latents[0].nbytes,
             product=2 * rows * heads * (latent + rank) * seen,
         )
 
@@ -150,23 +166,25 @@ def paged_decode(quick: bool) -> Iterator[Case]:
     positions = torch.full((calls,), context // 4 - 1, device=DEVICE)
     positions[0] = context - 1
     pages, seen = PageTable(blocks, positions, BLOCK), context * (calls + 3) / 4
-    pool, latents = normal(calls * context, 2, keys, dim), normal(calls * context, latent)
     q, wide = normal(calls, heads, dim), normal(calls, heads, latent)
-    shape = f"{calls} rows, up to {context}"
-    yield Case(
-        "attend_step",
-        shape,
-        lambda form: form(q, pool, pages),
-        read=seen * 2 * keys * dim * 4,
-        product=4 * heads * dim * seen,
-    )
-    yield Case(
-        "attend_latent_step",
-        shape,
-        lambda form: form(wide, latents, pages, rank, 0.1),
-        read=seen * latent * 4,
-        product=2 * heads * (latent + rank) * seen,
-    )
+    for dtype in DTYPES:
+        pool = normal(calls * context, 2, keys, dim).to(dtype)
+        latents = normal(calls * context, latent).to(dtype)
+        shape = f"{calls} rows, up to {context}, {named(dtype)}"
+        yield Case(
+            "attend_step",
+            shape,
+            lambda form, pool=pool: form(q, pool, pages),
+            read=seen * pool[0].nbytes,
+            product=4 * heads * dim * seen,
+        )
+        yield Case(
+            "attend_latent_step",
+            shape,
+            lambda form, pool=latents: form(wide, pool, pages, rank, 0.1),
+            read=seen * latents[0].nbytes,
+            product=2 * heads * (latent + rank) * seen,
+        )
 
 
 def products(quick: bool) -> Iterator[Case]:
@@ -344,7 +362,8 @@ def main() -> int:
         rates = measured()
         for make in (attention, paged_decode, products, delta_rule, rows_of_blocks, elementwise):
             for case in make(options.quick):
-                column = kernels_for(DEVICE, 1 if case.shape.startswith("1 rows") else None)
+                narrow = 1 if case.shape.startswith("1 rows") else None
+                column = kernels_for(DEVICE, narrow, case.held)
                 rows.append(row_of(case, (column, REFERENCE), rates))
     notes = {
         "device": torch.cuda.get_device_name() if CUDA else "cpu",

@@ -28,7 +28,7 @@ from alipes.instance.checkpoints.sources import check_source, is_prepared
 from alipes.instance.contract import BLOCK_TOKENS, MemoryMap, Pool
 from alipes.instance.engine.native.config import ModelError
 from alipes.instance.engine.native.parallel.share import Share, settings_of_rank
-from alipes.instance.engine.native.shape import read_shape
+from alipes.instance.engine.native.shape import read_shape, shape_on
 from alipes.instance.memory.map import memory_map
 from alipes.instance.memory.plan import Footprint, MemoryPlan, plan_instance
 from alipes.planner.cold_set import DecodeStep, decode_step, infeasible
@@ -118,7 +118,7 @@ def examine(cluster: Cluster, file: str) -> Report:
         if entry.engine != "native" or any(model not in footprints for model in entry.models):
             continue
         try:
-            own = _footprints_of(cluster, name, footprints)
+            own = _footprints_of(cluster, name)
         except ModelError as error:
             refusals.append(f"instances.{name}.ranks: {error}")
             continue
@@ -158,19 +158,15 @@ def _read_footprints(cluster: Cluster) -> tuple[list[str], dict[str, Footprint],
     return refusals, footprints, notes
 
 
-def _footprints_of(
-    cluster: Cluster, name: str, whole: Mapping[str, Footprint]
-) -> dict[str, Footprint]:
-    """Of the models of one instance, for each of its ranks. Raises ``ModelError``."""
+def _footprints_of(cluster: Cluster, name: str) -> dict[str, Footprint]:
+    """Of the models of one instance, for each of its ranks and on its device. Raises
+    ``ModelError``."""
     entry = cluster.instances[name]
-    if entry.ranks == 1:
-        return {model: whole[model] for model in entry.models}
-    folders, share = model_folders(cluster, entry.models), Share(0, entry.ranks)
+    settings = instance_settings(cluster, name, model_folders(cluster, entry.models), "")
+    share = Share(0, entry.ranks)
     return {
-        model: read_shape(folders[model], cluster.models[model].dtype, share).footprint(
-            BLOCK_TOKENS
-        )
-        for model in entry.models
+        model.name: shape_on(entry.device, model, share).footprint(BLOCK_TOKENS)
+        for model in settings.models
     }
 
 

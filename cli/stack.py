@@ -177,7 +177,7 @@ def write_cluster(
     gateway is there, open to forced tokens and nothing else of its own."""
     shown: dict[str, Any] = msgspec.to_builtins(cluster)
     shown["models"] = {
-        name: {"source": str(folder.absolute()), "dtype": cluster.models[name].dtype}
+        name: shown["models"][name] | {"source": str(folder.absolute())}
         for name, folder in folders.items()
     }
     if port is not None:

@@ -49,9 +49,9 @@ def _layers(settings: InstanceSettings) -> dict[str, int]:
     """Where the engine has real ones."""
     if settings.engine != "native":
         return {}
-    from alipes.instance.engine.native.shape import read_shape
+    from alipes.instance.engine.native.shape import shape_on
 
-    shapes = {one.name: read_shape(Path(one.folder), one.dtype) for one in settings.models}
+    shapes = {model.name: shape_on(settings.device, model) for model in settings.models}
     return {name: len(shape.states) for name, shape in shapes.items()}
 
 

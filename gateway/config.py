@@ -150,11 +150,13 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A catalogue entry. ``dtype`` is how the arena holds weights: float16 or float32.
+    """A catalogue entry. ``dtype`` is how the arena holds weights, ``kv_dtype`` how it holds what
+    attention keeps of every token: ``auto`` is float16 on CUDA where weights are, else float32.
     ``decode_step`` (seconds) overrides the estimate that ``check`` makes."""
 
     source: ModelSource
     dtype: Literal["float16", "float32"] = "float16"
+    kv_dtype: Literal["auto", "float16", "float32"] = "auto"
     decode_step: Seconds | None = None
 
 
@@ -227,6 +229,11 @@ def unserved(cluster: Cluster) -> tuple[str, ...]:
     return tuple(model for model in cluster.models if model not in served)
 
 
+def _model_settings(cluster: Cluster, name: str, folder: Path) -> ModelSettings:
+    entry = cluster.models[name]
+    return ModelSettings(name, str(folder), entry.dtype, entry.kv_dtype)
+
+
 def instance_settings(
     cluster: Cluster, name: str, folders: Mapping[str, Path], endpoint: str
 ) -> InstanceSettings:
@@ -236,10 +243,7 @@ def instance_settings(
     if entry is None:
         hint = nearest(name, list(cluster.instances))
         raise ConfigError(f"instances: unknown instance {name!r}; {hint}")
-    models = tuple(
-        ModelSettings(model, str(folders[model]), cluster.models[model].dtype)
-        for model in entry.models
-    )
+    models = tuple(_model_settings(cluster, model, folders[model]) for model in entry.models)
     return InstanceSettings(
         name=name,
         pool=entry.pool,

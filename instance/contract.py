@@ -61,11 +61,13 @@ ModelSource = LocalFolder | PackagedGguf | RandomWeights
 
 
 class ModelSettings(msgspec.Struct, frozen=True):
-    """One model as an instance sees it: ``folder`` is prepared and complete."""
+    """One model as an instance sees it: ``folder`` is prepared and complete. ``dtype`` is that of
+    weights, ``kv_dtype`` that of keys, values and latents, or ``auto``."""
 
     name: str
     folder: str
     dtype: str = "float16"
+    kv_dtype: str = "auto"
 
 
 class Targets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

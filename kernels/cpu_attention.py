@@ -31,7 +31,8 @@ def attend(
         if segment.count == 1:
             out[rows] = _attend_one(grouped[0], pool, segment, workspace)
         else:
-            attended = _attend_chunk(grouped, kv[rows], pool, segment, workspace)
+            own = _as_held(kv[rows], pool)
+            attended = _attend_chunk(grouped, own, pool, segment, workspace)
             out[rows] = attended.permute(2, 0, 1, 3)
     return out.view(n, heads * dim)
 
@@ -55,7 +56,7 @@ def attend_latent(
             continue
         query = q[rows].transpose(0, 1).unsqueeze(0)
         before = _pieces(pool, _clip(segment.runs, segment.start), workspace)
-        parts = [_flash_latent(query, latents[rows], True, scale)]
+        parts = [_flash_latent(query, _as_held(latents[rows], pool), True, scale)]
         parts += [_flash_latent(query, piece, False, scale) for piece in before]
         out[rows] = _merge(parts)[0, ..., :rank].transpose(0, 1)
     return out
@@ -83,13 +84,33 @@ def _flash_latent(
 def _pieces(
     pool: torch.Tensor, runs: Sequence[tuple[int, int]], workspace: Workspace
 ) -> list[torch.Tensor]:
-    """(length, 2, K, D) or (length, dim) each, together the positions of ``runs``."""
+    """(length, 2, K, D) or (length, dim) each, float32, together the positions of ``runs``."""
+    if pool.dtype != torch.float32:
+        return _widened(pool, runs, workspace)
     if len(runs) <= _MAX_RUNS:
         return [pool[slot : slot + length] for slot, length in runs]
     slots = torch.cat([torch.arange(slot, slot + length) for slot, length in runs])
     scratch = workspace.gather[: len(slots) * pool[0].numel()]
     gathered = scratch.view(len(slots), *pool.shape[1:])
     return [torch.index_select(pool, 0, slots, out=gathered)]
+
+
+def _widened(
+    pool: torch.Tensor, runs: Sequence[tuple[int, int]], workspace: Workspace
+) -> list[torch.Tensor]:
+    count, at = sum(length for _, length in runs), 0
+    if not count:
+        return []
+    wide = workspace.gather[: count * pool[0].numel()].view(count, *pool.shape[1:])
+    for slot, length in runs:
+        wide[at : at + length].copy_(pool[slot : slot + length])
+        at += length
+    return [wide]
+
+
+def _as_held(own: torch.Tensor, pool: torch.Tensor) -> torch.Tensor:
+    """Rows of the batch as a later step will find them, float32."""
+    return own if pool.dtype == own.dtype else own.to(pool.dtype).float()
 
 
 def _attend_one(

@@ -36,7 +36,7 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 
 def write_kv(pool: torch.Tensor, slots: torch.Tensor, kv: torch.Tensor) -> None:
-    pool.index_copy_(0, slots, kv)
+    pool.index_copy_(0, slots, kv.to(pool.dtype))
 
 
 def per_head(x: torch.Tensor, weight: torch.Tensor, workspace: Workspace) -> torch.Tensor:

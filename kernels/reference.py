@@ -43,8 +43,8 @@ def silu_mul(gate_up: torch.Tensor) -> torch.Tensor:
 
 def write_kv(pool: torch.Tensor, slots: torch.Tensor, kv: torch.Tensor) -> None:
     """Store (n, 2, K, D) at ``slots`` (n,) int64 of ``pool`` (slots, 2, K, D), or latents
-    (n, dim) in a pool (slots, dim)."""
-    pool[slots] = kv
+    (n, dim) in a pool (slots, dim), rounded to the pool's float dtype."""
+    pool[slots] = kv.to(pool.dtype)
 
 
 def attend(
@@ -54,9 +54,10 @@ def attend(
     segments: Sequence[Segment],
     workspace: Workspace,
 ) -> torch.Tensor:
-    """Causal attention of (n, H, D) over what ``pool`` holds of each segment: (n, H * D).
+    """Causal attention of (n, H, D) over what ``pool`` holds of each segment: (n, H * D) float32.
 
-    ``kv`` (n, 2, K, D) is what ``pool`` already holds for the batch's own rows.
+    ``kv`` (n, 2, K, D) is what ``pool`` already holds for the batch's own rows, before it was
+    rounded to the pool's dtype: attention is over what is held.
     """
     out = torch.empty_like(q)
     for segment in segments:
@@ -84,7 +85,7 @@ def attend_latent(
     vector a token for all heads: the whole of it is the key, its first ``rank`` elements are the
     value (MLA, absorbed). Scores are products times ``scale``: (n, H, rank).
 
-    ``latents`` (n, dim) is what ``pool`` already holds for the batch's own rows.
+    ``latents`` (n, dim) is what ``pool`` already holds for the batch's own rows, as in ``attend``.
     """
     out = q.new_empty(*q.shape[:2], rank)
     for segment in segments:

@@ -8,18 +8,22 @@ import torch
 
 Move = tuple[int, int, int]
 """Of bytes within one memory: from where, to where, how many."""
+KvHeads = tuple[str, int]
+"""Keys and values that a model attends to: their dtype, and the elements of a head."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """Rows first .. first + count - 1 of a batch: positions start .. start + count - 1 of one
     call. ``runs`` are (slot, length) pieces of the KV pool that hold positions 0 .. start +
-    count - 1 in order."""
+    count - 1 in order. Slots, and lengths but the last, are multiples of ``page``, the same for all
+    segments of a batch."""
 
     first: int
     count: int
     start: int
     runs: tuple[tuple[int, int], ...]
+    page: int = 1
 
     def slots(self) -> torch.Tensor:
         """(start + count,) int64: the pool slot of every position."""
@@ -41,7 +45,8 @@ class PageTable:
 @dataclass(frozen=True, slots=True)
 class Workspace:
     """float32 scratch of the runtime region: ``widen`` (elements,) for a weight matrix,
-    ``gather`` (elements,) for one layer's paged state of a call whose blocks are scattered."""
+    ``gather`` (elements,) for one layer's paged state of a call whose blocks are scattered or
+    whose state is of another dtype."""
 
     widen: torch.Tensor
     gather: torch.Tensor

@@ -16,7 +16,7 @@ import torch
 
 from alipes.kernels import cpu, cpu_attention, delta, delta_reference, portable, reference
 from alipes.kernels.routing import Routing
-from alipes.kernels.shapes import Move, PageTable, Segment, Workspace
+from alipes.kernels.shapes import KvHeads, Move, PageTable, Segment, Workspace
 
 Tensor = torch.Tensor
 Linear = Callable[[Tensor, Tensor, Workspace], Tensor]
@@ -129,18 +129,29 @@ CPU_NARROW: Final = replace(CPU, linear=cpu.narrow_linear, experts=cpu.narrow_ex
 NARROW_ROWS: Final = 4
 
 
-def kernels_for(device: torch.device, narrow_rows: int | None) -> Kernels:
+def kernels_for(
+    device: torch.device, narrow_rows: int | None, held: frozenset[KvHeads] = frozenset()
+) -> Kernels:
     """The column for a step: ``narrow_rows`` is its number of rows where float16 products will
-    do, None where they will not."""
+    do, None where they will not; ``held`` are the keys and values of the model's layers, if it has
+    any and attends to them in this step."""
     if device.type == "cpu":
         return CPU_NARROW if narrow_rows is not None and narrow_rows <= NARROW_ROWS else CPU
-    return _cuda() if device.type == "cuda" else PORTABLE
+    if device.type != "cuda":
+        return PORTABLE
+    return _cuda_over(device, held) if held else _cuda()
 
 
-def variants(kernels: Kernels) -> dict[str, str]:
-    """Operation by operation the module, of this folder, that its form is in."""
-    forms = {field.name: getattr(kernels, field.name) for field in fields(kernels)}
-    return {name: form.__module__.rpartition(".")[2] for name, form in forms.items()}
+def variants(*columns: Kernels) -> dict[str, str]:
+    """Operation by operation the module, of this folder, that its form is in; all of them, with a
+    plus between, where columns differ."""
+
+    def module(column: Kernels, name: str) -> str:
+        found: str = getattr(column, name).__module__.rpartition(".")[2]
+        return found
+
+    names = [field.name for field in fields(Kernels)]
+    return {n: "+".join(dict.fromkeys(module(column, n) for column in columns)) for n in names}
 
 
 @cache
@@ -151,3 +162,14 @@ def _cuda() -> Kernels:
     from alipes.kernels.triton_column import triton_column
 
     return triton_column()
+
+
+@cache
+def _cuda_over(device: torch.device, held: frozenset[KvHeads]) -> Kernels:
+    if find_spec("flashinfer") is None:
+        return _cuda()
+    # As with Triton.
+    from alipes.kernels.flashinfer_attention import attend_over
+
+    attend = attend_over(device, held)
+    return _cuda() if attend is None else replace(_cuda(), attend=attend)

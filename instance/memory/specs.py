@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 DTYPE_BYTES: Final = {"float16": 2, "bfloat16": 2, "float32": 4}
@@ -68,6 +68,13 @@ StateSpec = Paged | Recurrent
 def paged(states: Sequence[StateSpec]) -> tuple[Paged, ...]:
     """The specs of the layers whose state lies in blocks, in order."""
     return tuple(state for state in states if not isinstance(state, Recurrent))
+
+
+def held_as(states: Sequence[StateSpec], dtype: str) -> tuple[StateSpec, ...]:
+    """The specs with paged state of ``dtype``, which is rounded once, when it is written. Recurrent
+    state stays as it is: every token changes what the one before it left, so that what rounding
+    does to it adds up."""
+    return tuple(s if isinstance(s, Recurrent) else replace(s, dtype=dtype) for s in states)
 
 
 def block_bytes(states: Sequence[StateSpec], block_tokens: int) -> int:

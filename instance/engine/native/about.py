@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
 from msgspec.structs import replace
 
 from alipes.instance.engine.native.staging import Switching
+from alipes.instance.engine.native.states import heads_held
 from alipes.instance.engine.protocol import EngineFacts
 from alipes.instance.memory.device import DeviceMemory
 from alipes.instance.memory.map import memory_map
 from alipes.instance.memory.plan import MemoryPlan
 from alipes.instance.memory.specs import StateSpec
-from alipes.kernels.table import kernels_for, variants
+from alipes.kernels.table import Kernels, kernels_for, variants
 
 
 def engine_facts(
@@ -26,5 +28,9 @@ def engine_facts(
     mapped = memory_map(plan, states, block_tokens)
     return EngineFacts(
         memory=replace(mapped, backend=memory.kind, switching=str(switching)),
-        kernels=variants(kernels_for(memory.data.device, None)),
+        kernels=variants(*_columns(memory.data.device, states)),
     )
+
+
+def _columns(device: torch.device, states: Mapping[str, Sequence[StateSpec]]) -> list[Kernels]:
+    return [kernels_for(device, None, heads_held(own)) for own in states.values()]

@@ -62,7 +62,7 @@ def build_batch(rows: Sequence[Row], bounds: Bounds, device: torch.device) -> Ba
         at = np.arange(row.start, end)
         positions.append(at)
         slots.append(table[at // size] * size + at % size)
-        segments.append(Segment(first, count, row.start, _runs(table, end, size)))
+        segments.append(Segment(first, count, row.start, _runs(table, end, size), size))
         first += count
         if row.draw is not None:
             last.append(first - 1)

@@ -28,11 +28,11 @@ from alipes.instance.engine.native.model import (
 )
 from alipes.instance.engine.native.parallel.messages import Held
 from alipes.instance.engine.native.parallel.share import WHOLE, Share
-from alipes.instance.engine.native.sampler import sample
+from alipes.instance.engine.native.sampler import check_finite, sample
 from alipes.instance.engine.native.shape import (
     ModelShape,
     gather_elements,
-    read_shape,
+    shape_on,
     widen_elements,
 )
 from alipes.instance.engine.native.staging import (
@@ -42,6 +42,7 @@ from alipes.instance.engine.native.staging import (
     best_switching,
     device_memory,
 )
+from alipes.instance.engine.native.states import heads_held
 from alipes.instance.engine.native.weights import load_packed
 from alipes.instance.engine.protocol import (
     BlockCopy,
@@ -60,7 +61,7 @@ from alipes.instance.memory.arena import Arena
 from alipes.instance.memory.device import pin, unpin
 from alipes.instance.memory.plan import ModelPlan, plan_instance
 from alipes.instance.memory.specs import describe, paged
-from alipes.kernels.shapes import Workspace
+from alipes.kernels.shapes import KvHeads, Workspace
 from alipes.kernels.table import kernels_for
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ class _Resident:
     host: torch.Tensor
     report: ModelReport
     rows: BlockRows
+    held: frozenset[KvHeads]
     shell: Shell | None = None
     base: tuple[int, int] = (0, 0)
 
@@ -102,7 +104,7 @@ class NativeEngine:
         self._device = _usable(settings.device)
         self._reduce = group.sum if group is not None else None
         share = group.share if group is not None else WHOLE
-        shapes = {m.name: read_shape(Path(m.folder), m.dtype, share) for m in settings.models}
+        shapes = {m.name: shape_on(settings.device, m, share) for m in settings.models}
         size = settings.block_tokens
         plan = plan_instance(settings, {n: s.footprint(size) for n, s in shapes.items()})
         if plan.refusals:
@@ -242,14 +244,18 @@ class NativeEngine:
         self._stager.use(_rows_written(rows, bounds))
         with torch.inference_mode():
             step, logits = self._graphs.step(active, rows, partial(self._eager, active, rows))
-            if not math.isfinite(float(logits.sum())):
-                return self._eager(active, rows, widened=True)
+            if math.isfinite(float(logits.sum())):
+                return step, logits
+            step, logits = self._eager(active, rows, widened=True)
+            if entry.shape.narrow_kv:
+                check_finite(self._active, rows, logits)
             return step, logits
 
     def _eager(self, active: Active, rows: Sequence[Row], widened: bool = False) -> Computed:
         batch = build_batch(rows, active.bounds, self._device)
         narrow = not widened and batch.draws == len(rows) == batch.rows
-        kernels = kernels_for(self._device, batch.rows if narrow else None)
+        held = self._models[active.name].held
+        kernels = kernels_for(self._device, batch.rows if narrow else None, held)
         step = begin_pass(active.shell, batch, kernels, active.workspace, self._reduce)
         return step, forward(active.shell, step)
 
@@ -355,7 +361,7 @@ def _load_model(
         host_block_bytes=rows.slabs * slab_bytes,
     )
     pin(host, torch.device(settings.device))
-    return _Resident(shape, plan, host, report, rows)
+    return _Resident(shape, plan, host, report, rows, heads_held(shape.states))
 
 
 def _kv_format(shape: ModelShape, weights: torch.Tensor, block_tokens: int) -> str:

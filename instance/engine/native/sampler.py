@@ -42,6 +42,19 @@ def sample(rows: Sequence[Row], logits: torch.Tensor, kernels: Kernels) -> tuple
     )
 
 
+def check_finite(model: str, rows: Sequence[Row], logits: torch.Tensor) -> None:
+    """For state in float16. Raises ``EngineError`` with the calls whose logits are no numbers."""
+    broken = (~logits.isfinite().all(1)).tolist()
+    drawing = (row.call_id for row in rows if row.draw is not None)
+    at_fault = tuple(call for call, bad in zip(drawing, broken, strict=True) if bad)
+    if at_fault:
+        raise EngineError(
+            f"model {model}: logits are no numbers, its keys or values may be beyond what float16"
+            " holds; set its kv_dtype: float32",
+            at_fault,
+        )
+
+
 def _is_plain(draw: Draw) -> bool:
     """Whether the largest logit decides and nothing else is asked for."""
     sampling = draw.sampling

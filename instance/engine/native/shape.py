@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from alipes.instance.contract import ModelSettings
 from alipes.instance.engine.native.checkpoint import check_weights
 from alipes.instance.engine.native.config import ModelConfig, ModelError
 from alipes.instance.engine.native.families.read import read_config
 from alipes.instance.engine.native.layout import Layout, Packer, Part
 from alipes.instance.engine.native.parallel.share import WHOLE, Share
 from alipes.instance.memory.plan import Footprint
-from alipes.instance.memory.specs import DTYPE_BYTES, StateSpec, paged
+from alipes.instance.memory.specs import DTYPE_BYTES, StateSpec, held_as, paged
 
 WEIGHT_DTYPES: Final = ("float16", "float32")
+KV_DTYPES: Final = ("float16", "float32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +28,11 @@ class ModelShape:
     dtype: str
     layout: Layout
     states: tuple[StateSpec, ...]
+
+    @property
+    def narrow_kv(self) -> bool:
+        """Whether paged state has fewer bits than what is computed."""
+        return any(state.dtype != "float32" for state in paged(self.states))
 
     def footprint(self, block_tokens: int) -> Footprint:
         """What the memory plan needs of it, in bytes."""
@@ -39,18 +46,36 @@ class ModelShape:
         )
 
 
-def read_shape(folder: Path, dtype: str, share: Share = WHOLE) -> ModelShape:
-    """Read ``config.json`` and the safetensors headers: what a rank has of the model. Raises
-    ``ModelError``."""
-    if dtype not in WEIGHT_DTYPES:
-        raise ModelError(f"dtype: {dtype!r} is not one of {', '.join(WEIGHT_DTYPES)}")
-    shape = shape_of(read_config(folder).divided(share), dtype)
+def kv_dtype_on(device: str, kv_dtype: str, dtype: str) -> str:
+    """What ``auto`` stands for, given the device and the dtype of weights. CPUs attend in float32
+    and would convert anything else anew for every step; on CUDA reading it is what takes time."""
+    if kv_dtype != "auto":
+        return kv_dtype
+    return "float16" if device.startswith("cuda") and dtype == "float16" else "float32"
+
+
+def read_shape(
+    folder: Path, dtype: str, share: Share = WHOLE, kv_dtype: str = "float32"
+) -> ModelShape:
+    """Read ``config.json`` and the safetensors headers: what a rank has of the model, whose paged
+    state is of ``kv_dtype``. Raises ``ModelError``."""
+    for field, one, known in (("dtype", dtype, WEIGHT_DTYPES), ("kv_dtype", kv_dtype, KV_DTYPES)):
+        if one not in known:
+            raise ModelError(f"{field}: {one!r} is not one of {', '.join(known)}")
+    shape = shape_of(read_config(folder).divided(share), dtype, kv_dtype)
     check_weights(folder, shape.layout)
     return shape
 
 
-def shape_of(config: ModelConfig, dtype: str) -> ModelShape:
-    return ModelShape(config, dtype, pack_layout(config, dtype), config.states)
+def shape_on(device: str, model: ModelSettings, share: Share = WHOLE) -> ModelShape:
+    """What a rank of an instance on ``device`` has of its model. Raises ``ModelError``."""
+    kv_dtype = kv_dtype_on(device, model.kv_dtype, model.dtype)
+    return read_shape(Path(model.folder), model.dtype, share, kv_dtype)
+
+
+def shape_of(config: ModelConfig, dtype: str, kv_dtype: str = "float32") -> ModelShape:
+    states = held_as(config.states, kv_dtype)
+    return ModelShape(config, dtype, pack_layout(config, dtype), states)
 
 
 def pack_layout(config: ModelConfig, dtype: str) -> Layout:
@@ -89,7 +114,8 @@ def widen_elements(shape: ModelShape) -> int:
 
 
 def gather_elements(shape: ModelShape, block_tokens: int) -> int:
-    """One layer's paged state of a full context, for block tables that are scattered."""
+    """One layer's paged state of a full context in float32, for block tables that are scattered
+    and for state of another dtype."""
     tokens = -(-shape.config.context // block_tokens) * block_tokens
     sizes = (state.token_bytes // DTYPE_BYTES[state.dtype] for state in paged(shape.states))
     return tokens * max(sizes, default=0)

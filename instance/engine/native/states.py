@@ -8,8 +8,14 @@ import torch
 
 from alipes.instance.memory.plan import ModelPlan
 from alipes.instance.memory.specs import PagedKV, Recurrent, StateSpec
+from alipes.kernels.shapes import KvHeads
 
 Tensor = torch.Tensor
+
+
+def heads_held(states: Sequence[StateSpec]) -> frozenset[KvHeads]:
+    """The keys and values of all layers, as ``kernels_for`` asks for them."""
+    return frozenset((s.dtype, s.dim) for s in states if isinstance(s, PagedKV))
 
 
 def bind_states(

@@ -175,6 +175,21 @@ def test_check_refuses_what_cannot_fit_with_the_numbers(cluster_file: Path) -> N
     assert "device_bytes is 1,000,000" in line
 
 
+def test_check_plans_kv_of_the_dtype_that_the_device_will_have(cluster_file: Path) -> None:
+    def block_bytes() -> list[int]:
+        report = json.loads(run("check", "-c", cluster_file, "--json").stdout)
+        models = [model for one in report["instances"] for model in one["models"]]
+        return [model["kv_bytes"] // model["kv_blocks"] for model in models]
+
+    hot, dense, sparse = block_bytes()
+    assert hot == dense
+    edit(cluster_file, "device_bytes: 64MiB}", "device_bytes: 64MiB, device: cuda}")
+    assert block_bytes() == [hot // 2, dense, sparse]
+    edit(cluster_file, "decode_step: 0.1", "decode_step: 0.1, kv_dtype: float32")
+    edit(cluster_file, "decode_step: 0.2", "decode_step: 0.2, kv_dtype: float16")
+    assert block_bytes() == [hot, dense, sparse // 2]
+
+
 def test_check_plans_for_each_rank(cluster_file: Path) -> None:
     whole = json.loads(run("check", "-c", cluster_file, "--json").stdout)["instances"][1]
     edit(cluster_file, "threads: 1", "threads: 1, ranks: 2")

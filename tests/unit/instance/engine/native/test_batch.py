@@ -30,9 +30,9 @@ def test_rows_follow_one_another() -> None:
     assert batch.positions.tolist() == [3, 4, 0, 0, 1, 2]
     assert batch.slots.tolist() == [35, 8, 36, 16, 17, 18]
     assert batch.segments == (
-        Segment(0, 2, 3, ((32, 4), (8, 1))),
-        Segment(2, 1, 0, ((36, 1),)),
-        Segment(3, 3, 0, ((16, 3),)),
+        Segment(0, 2, 3, ((32, 4), (8, 1)), 4),
+        Segment(2, 1, 0, ((36, 1),), 4),
+        Segment(3, 3, 0, ((16, 3),), 4),
     )
     assert batch.last is not None
     assert (batch.last.tolist(), batch.draws) == ([1, 2], 2)

@@ -38,6 +38,15 @@ def test_sizes_are_exact() -> None:
     assert shape.footprint(64).runtime_bytes == 4 * (256 * 64) + 4096 * 2 * 2 * 16 * 4
 
 
+def test_paged_state_is_of_the_dtype_that_is_asked_for() -> None:
+    shape, full = (shape_of(config(), "float16", kv) for kv in ("float16", "float32"))
+    assert (shape.narrow_kv, full.narrow_kv) == (True, False)
+    assert shape.states == (PagedKV(2, 16, "float16"),) * 2
+    assert 2 * block_bytes(shape.states, 64) == block_bytes(full.states, 64)
+    # A context is gathered in float32.
+    assert shape.footprint(64).runtime_bytes == full.footprint(64).runtime_bytes
+
+
 def test_float32_needs_no_scratch_to_widen() -> None:
     assert shape_of(config(), "float32").footprint(64).runtime_bytes == 4096 * 2 * 2 * 16 * 4
 
