@@ -98,8 +98,9 @@ class _Planned:
 
 class FlashInferAttention:
     """``attend`` of the table. Each kind of heads has a wrapper of its own, with what it needs of
-    memory: a plan lies there until the step's last layer has read it. ``processors`` are those of
-    the device."""
+    memory: a plan lies there until the step's last layer has read it. It leaves from one piece of
+    pinned memory, so the next batch may come only when results of this one were waited for, as
+    every step does. ``processors`` are those of the device."""
 
     def __init__(self, wrap: Wrap, processors: int) -> None:
         self._wrap = wrap
