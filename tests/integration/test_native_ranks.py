@@ -40,11 +40,18 @@ PROMPT = np.random.default_rng(0).integers(0, 2000, 150).astype(np.int32)
 GREEDY = Sampling(temperature=0)
 
 
+HALVED = ("llama", "deepseek-v3")
+"""Families whose keys and values, or latents, are float16 here."""
+
+
 def settings(folders: dict[str, Path], ranks: int) -> InstanceSettings:
+    kv_dtypes = {name: "float16" if name in HALVED else "auto" for name in FAMILIES}
     return InstanceSettings(
         name="i0",
         pool=Pool.COLD,
-        models=tuple(ModelSettings(name, str(folders[name]), "float32") for name in FAMILIES),
+        models=tuple(
+            ModelSettings(name, str(folders[name]), "float32", kv_dtypes[name]) for name in FAMILIES
+        ),
         targets=Targets(),
         endpoint="",
         device_bytes=96 << 20,
