@@ -90,7 +90,8 @@ class Moved:
 
 class Stager:
     """Driven by the engine's thread; a thread of its own writes. Rows of the active model's blocks
-    are counted from the lowest: those below ``rows`` may be in use and are never written."""
+    are counted from the lowest: those below ``rows`` may be in use and are never written. Raises
+    ``RuntimeError`` once the writer broke: the device is then of no more use."""
 
     def __init__(
         self,
@@ -114,6 +115,7 @@ class Stager:
         self._places: tuple[int, ...] = ()
         self._first_busy: int | None = None
         self._holding = False
+        self._broken: Exception | None = None
         # How many rows each had in use when it left.
         self._rows: dict[str, int] = {}
         # Models by when they were active, the last one last.
@@ -141,6 +143,7 @@ class Stager:
         ledger = self._ledger
         if ledger is None or self._writer is None:
             return
+        self._check()
         self.use(rows)
         changes = following not in (None, ledger.target, self._order[-1])
         if rows == ledger.rows and not changes:
@@ -162,6 +165,7 @@ class Stager:
             self._ledger.occupied(rows)
             while self._first_busy is not None and self._first_busy < rows:
                 self._lock.wait()
+            self._check()
 
     def switch(self, model: str) -> Moved:
         """Stop writing and bring the weights of ``model`` to the start of the arena. Whatever was
@@ -206,6 +210,12 @@ class Stager:
             self._places, self._first_busy = (), None
             self._lock.notify_all()
 
+    def broke(self, error: Exception) -> None:
+        """Whoever waits for the write under way would wait for ever."""
+        with self._lock:
+            self._broken, self._first_busy = error, None
+            self._lock.notify_all()
+
     # --- a switch --------------------------------------------------------------------------------
 
     def _touch(self) -> None:
@@ -223,6 +233,11 @@ class Stager:
         self._holding = True
         while self._first_busy is not None:
             self._lock.wait()
+        self._check()
+
+    def _check(self) -> None:
+        if self._broken is not None:
+            raise RuntimeError(f"staging of weights broke: {self._broken!r}") from self._broken
 
     def _bring(self, weights: Weights, before: StagingLedger | None, after: StagingLedger) -> Moved:
         plan = weights.plan

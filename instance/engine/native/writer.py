@@ -28,6 +28,11 @@ class Source(Protocol):
         """The piece begun last is written."""
         ...
 
+    def broke(self, error: Exception) -> None:
+        """The thread ends with this: nothing will be written any more, and what was begun may be
+        written in part."""
+        ...
+
 
 class Writer:
     """One thread that writes piece after piece and rests in between, so that it is busy for at
@@ -57,14 +62,20 @@ class Writer:
         if self._yields:
             # Of this thread alone, on Linux. Steps that wait for a row wait for a piece at most.
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LEAST_PRIORITY)
-        while not self._closed.is_set():
-            self._wanted.wait()
-            self._wanted.clear()
-            while not self._closed.is_set() and (piece := self._source.begin()):
-                begin = time.perf_counter()
-                self._copy(*piece)
-                self._source.end()
-                self._closed.wait(self._rest * (time.perf_counter() - begin))
+        try:
+            while not self._closed.is_set():
+                self._wanted.wait()
+                self._wanted.clear()
+                self._write()
+        except Exception as error:
+            self._source.broke(error)
+
+    def _write(self) -> None:
+        while not self._closed.is_set() and (piece := self._source.begin()):
+            begin = time.perf_counter()
+            self._copy(*piece)
+            self._source.end()
+            self._closed.wait(self._rest * (time.perf_counter() - begin))
 
 
 def _copier(device: torch.device) -> Callable[[torch.Tensor, torch.Tensor], None]:

@@ -236,6 +236,40 @@ def test_a_switch_waits_for_one_write_alone(
     bench.stager.close()
 
 
+@pytest.mark.parametrize("who", ["step", "switch", "loop"])
+def test_a_writer_that_breaks_is_told_and_nobody_waits_for_it(
+    staging: Switching, monkeypatch: pytest.MonkeyPatch, who: str
+) -> None:
+    begun, end = threading.Event(), threading.Event()
+
+    def copy(target: torch.Tensor, source: torch.Tensor) -> None:
+        begun.set()
+        end.wait()
+        raise RuntimeError("no such device")
+
+    monkeypatch.setattr(writer, "_copier", lambda device: copy)
+    bench = Bench(staging)
+    bench.switch("a")
+    bench.stager.serving("b", 0)
+    begun.wait()
+    threading.Timer(0.05, end.set).start()
+
+    def loop() -> None:
+        while True:
+            bench.stager.serving("b", 0)
+            time.sleep(0.01)
+
+    told = {
+        "step": lambda: bench.stager.use(bench.models["a"].plan.kv_blocks),
+        "switch": lambda: bench.stager.switch("b"),
+        "loop": loop,
+    }
+    with pytest.raises(RuntimeError, match=r"staging of weights broke.*no such device"):
+        told[who]()
+    bench.stager.close()
+    assert not any(thread.name == "stage-weights" for thread in threading.enumerate())
+
+
 def test_a_switch_does_not_wait_for_the_rest_of_the_weights(staging: Switching) -> None:
     """The writer rests a hundred times as long as it writes: a switch ends its work at once."""
     bench = Bench(staging, share=0.01)
