@@ -11,6 +11,9 @@ from scipy.optimize import nnls
 FORGET: Final = 0.98
 SMOOTHING: Final = 0.3
 PRIOR_WEIGHT: Final = 0.05
+LEAST_WEIGHT: Final = 1e-12
+"""Of a prior, beside the history: where one error is beyond what the other can be told in, the
+equations could not be solved."""
 REFIT_EVERY: Final = 8
 
 
@@ -75,7 +78,9 @@ class LinearFit:
         # An error of the prior counts relative to it or to what is measured, the larger of both,
         # so that one which is far too small gives way as soon as one far too large.
         weights = PRIOR_WEIGHT / np.maximum(prior, max(self._typical.value, 1e-6)) ** 2
-        matrix = np.array(self._moments).reshape(size, size) + np.diag(weights)
+        moments = np.array(self._moments).reshape(size, size)
+        weights = np.maximum(weights, LEAST_WEIGHT * np.trace(moments))
+        matrix = moments + np.diag(weights)
         lower = np.linalg.cholesky(matrix)
         right = np.linalg.solve(lower, np.add(self._sums, weights * prior))
         solution, _ = nnls(lower.T, right)

@@ -158,6 +158,18 @@ def test_costs_are_never_negative() -> None:
     assert min(fit.coefficients) >= 0.0
 
 
+@pytest.mark.parametrize("features", [(1.0, 8.0, 8192.0), (1.0, 3.0, 500.0)])
+def test_a_profile_survives_a_process_that_was_stopped(features: tuple[float, ...]) -> None:
+    """For ten hours, between two iterations of a tenth of a millisecond."""
+    fit = LinearFit((0.1, 0.1, 0.1), (1.0, 8.0, 8192.0))
+    for seconds in (1e-4, 1e-4, 36_000.0, 36_000.0, 1e-4):
+        fit.observe(features, seconds)
+        assert all(0.0 <= c < 1e6 for c in fit.coefficients)
+    for _ in range(20):
+        fit.observe(features, 1e-4)
+    assert np.dot(fit.coefficients, features) == pytest.approx(1e-4, rel=0.1)
+
+
 def test_a_profile_follows_a_change() -> None:
     fit = LinearFit((0.1, 0.1, 0.1), (1.0, 8.0, 8192.0))
     for seconds in (0.1, 0.3):
