@@ -281,6 +281,11 @@ class ActiveModel:
             self.state.saved[call.call.call_id] = call
         return self._host.begin(copying) if copying.blocks else None
 
+    @property
+    def idle(self) -> bool:
+        """Whether there are blocks that ``give_up`` might let go of."""
+        return self.space.pool.is_cached(self.space.pool.highest)
+
     def give_up(self, most: int, only_copied: bool) -> int:
         """Let go of up to ``most`` idle blocks, the highest first; ``only_copied``: of those alone
         that the host could give. How many."""

@@ -85,6 +85,21 @@ def test_those_without_a_copy_go_only_when_nobody_is_expected_for_them() -> None
         assert yielded(driver) == expected
 
 
+def test_those_of_a_session_that_is_back_stay_until_it_comes_in() -> None:
+    """No branch is out any more, but one waits for its turn to come in."""
+    for host_kv, joins, expected in ((False, True, 0), (True, True, 5), (False, False, 5)):
+        driver = driver_of(host_kv=host_kv)
+        serve(driver)
+        known = [2] * 20 + driver.tokens[(2).to_bytes(16, "big")]
+        driver.submit(submission(9, "a", [*known, 5], branch=b"away", continuation=joins))
+        assert yielded(driver) == expected
+        driver.drain()
+        started = driver.started[(9).to_bytes(16, "big")]
+        assert started.cached_tokens == (20 if joins else 0)
+        assert started.restored_tokens == 4 * expected * joins
+        driver.check_idle()
+
+
 def test_no_more_go_than_room_is_missing() -> None:
     driver = driver_of()
     serve(driver)
