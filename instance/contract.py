@@ -403,10 +403,11 @@ class Counters(Wire, frozen=True):
     the host; they are among ``cached_tokens``. ``lingered_seconds`` passed in open slots that
     waited for returning sessions. ``declined_tokens`` were there as blocks, but were computed
     again, as no recurrent state after them was kept. ``torn_blocks`` were copied to
-    the host, but not by all ranks, or not as they were. Switches are counted by path
-    (``engine.protocol.SwitchReport``), their bytes by where they were: ``h2d``, ``d2d``, ``remap``;
-    ``predicted_switch_seconds`` is what was expected of them. ``yielded_blocks`` of idle KV gave
-    way to weights of the next model."""
+    the host, but not by all ranks, or not as they were. ``switch_seconds`` are those of saving
+    calls and bringing weights; ``turn_seconds`` those from the last iteration before a switch to
+    the first after it. Switches are counted by path (``engine.protocol.SwitchReport``), with what
+    weights took and what that was predicted to be; their bytes by where they were: ``h2d``,
+    ``d2d``, ``remap``. ``yielded_blocks`` of idle KV gave way to weights of the next model."""
 
     live_calls: int = 0
     finished: int = 0
@@ -433,7 +434,9 @@ class Counters(Wire, frozen=True):
     torn_blocks: int = 0
     switch_paths: dict[str, int] = msgspec.field(default_factory=dict)
     switch_bytes: dict[str, int] = msgspec.field(default_factory=dict)
-    predicted_switch_seconds: float = 0.0
+    path_seconds: dict[str, float] = msgspec.field(default_factory=dict)
+    predicted_seconds: dict[str, float] = msgspec.field(default_factory=dict)
+    turn_seconds: float = 0.0
     yielded_blocks: int = 0
 
 

@@ -120,7 +120,7 @@ class InstanceGauges:
         "resumed", "switch_seconds", "prefill_tokens", "cached_tokens", "decode_tokens",
         "sp_admitted", "sp_parked", "restores", "restored_tokens", "checkpointed_blocks",
         "host_evicted_blocks", "lingered_seconds", "declined_tokens", "torn_blocks",
-        "predicted_switch_seconds", "yielded_blocks",
+        "turn_seconds", "yielded_blocks",
     )  # fmt: skip
 
     _PATHS: Final = ("h2d", "partial", "d2d", "remap")
@@ -142,6 +142,10 @@ class InstanceGauges:
         self._load = gauge("calls", "Calls on the instance by state.", "model", "state")
         by_path = "Switches by where weights came from."
         self._switches = gauge("switches_by_path", by_path, "path")
+        by_path = "Seconds of switches that weights took."
+        self._path_seconds = gauge("switch_path_seconds", by_path, "path")
+        predicted = "Seconds that they were predicted to take."
+        self._predicted = gauge("predicted_switch_seconds", predicted, "path")
         self._switch_bytes = gauge("switch_bytes", "Bytes of weights by where they were.", "path")
         staged = "Weights on the device of models that are not active."
         self._staged = gauge("staged_bytes", staged, "model")
@@ -170,6 +174,9 @@ class InstanceGauges:
         counters, staging = snapshot.counters, snapshot.staging
         for path in self._PATHS:
             self._switches.labels(instance, path).set(counters.switch_paths.get(path, 0))
+            self._path_seconds.labels(instance, path).set(counters.path_seconds.get(path, 0.0))
+            self._predicted.labels(instance, path).set(counters.predicted_seconds.get(path, 0.0))
+        for path in ("h2d", "d2d", "remap"):
             self._switch_bytes.labels(instance, path).set(counters.switch_bytes.get(path, 0))
         self._slack.labels(instance).set(staging.slack)
         for model, estimate in snapshot.estimates.items():

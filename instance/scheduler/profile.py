@@ -7,7 +7,7 @@ from typing import Final
 
 from alipes.instance.contract import Estimate, ModelReport
 from alipes.instance.engine.protocol import SwitchReport
-from alipes.instance.scheduler.fits import LinearFit, Smoothed
+from alipes.instance.scheduler.fits import LinearFit
 from alipes.instance.scheduler.switching import SwitchCosts
 
 
@@ -43,14 +43,12 @@ class Trial:
 
 @dataclass(slots=True)
 class CostProfile:
-    """The measured costs of one model, in seconds; see ``contract.Estimate`` for the forms.
-    ``resume`` is what bringing the saved calls of a slot back takes."""
+    """The measured costs of one model, in seconds; see ``contract.Estimate`` for the forms."""
 
     prefill: LinearFit
     decode: LinearFit
     restore: LinearFit
     switch: SwitchCosts
-    resume: Smoothed
 
     @classmethod
     def prior(cls, report: ModelReport, device: str, block_tokens: int) -> CostProfile:
@@ -63,11 +61,10 @@ class CostProfile:
             decode=LinearFit((step, token, context / 8), (1.0, 8.0, 8192.0)),
             restore=LinearFit((0.0, report.block_bytes / block_tokens / rates.copy), (1.0, 512.0)),
             switch=SwitchCosts(report.weight_bytes, rates.copy),
-            resume=Smoothed(0.0),
         )
 
     def learn(self, trial: Trial) -> None:
-        self.switch.observe(trial.switch, 0.0)
+        self.switch.observe(trial.switch)
         for tokens, seconds in trial.prefills:
             self.prefill.observe((1.0, tokens, tokens * tokens), seconds)
         self.decode.observe((1.0, 1.0, trial.context), trial.decode)
@@ -76,8 +73,9 @@ class CostProfile:
 
     @property
     def activation(self) -> float:
-        """Making the model active and bringing its saved calls back."""
-        return self.switch.seconds + self.resume.value
+        """Saving the calls of the model that leaves, making this one active and bringing its saved
+        calls back."""
+        return self.switch.seconds
 
     def prefill_seconds(self, runs: float, tokens: int, token_positions: float) -> float:
         base, token, context = self.prefill.coefficients

@@ -50,6 +50,7 @@ from alipes.instance.scheduler.rotation import Rotation
 from alipes.instance.scheduler.sequence import Sequence
 from alipes.instance.scheduler.serving import Serving
 from alipes.instance.scheduler.slot import NANOSECONDS
+from alipes.instance.scheduler.switching import Turn
 from alipes.instance.scheduler.tally import Tally
 from alipes.instance.scheduler.work import (
     Checkpoint,
@@ -81,6 +82,7 @@ class RoundScheduler:
         self._rotation = Rotation(settings, self._tally)
         self._lingering: int | None = None
         self._staged = Staged()
+        self._turn: Turn | None = None
         self._stale = False
         self._version = 0
         self._draining = False
@@ -166,7 +168,7 @@ class RoundScheduler:
             self._tally.lingered_seconds += (now - self._lingering) / NANOSECONDS
             self._lingering = None
         if self._active is None and len(models) == 1:
-            return self._switch(next(iter(models.values())))
+            return self._switch(next(iter(models.values())), now)
         if self._stale and self._serving is not None:
             self._stale = False
             self._serving.replan()
@@ -177,18 +179,29 @@ class RoundScheduler:
                 if chosen is None:
                     return None
                 if self._active is None or self._active.state is not chosen:
-                    return self._switch(chosen)
+                    return self._switch(chosen, now)
                 self._open(self._active, now)
             elif (work := self._serving.advance(now)) is not None:
                 self._lingering = now if isinstance(work, Linger) else None
+                self._turned(work, now)
                 return work
             elif self._serving.phase is Phase.IDLE:
                 self._serving = None
         raise RuntimeError(f"{len(self._calls)} calls are here and no slot serves one of them")
 
-    def _switch(self, state: ModelState) -> Switch:
+    def _switch(self, state: ModelState, now: int) -> Switch:
+        self._turn = Turn(now)
         self._between = phases.move(self._between, Phase.SWITCH)
         return Switch(state.name, self._active.leave() if self._active is not None else None)
+
+    def _turned(self, work: Work, now: int) -> None:
+        """Work of a slot begins; with the first iteration a switch is over."""
+        if self._turn is None or isinstance(work, Restore):
+            return
+        if isinstance(work, Run) and self._active is not None:
+            self._active.state.profile.switch.turned(self._turn.around(now))
+            self._tally.turn_seconds += (now - self._turn.began) / NANOSECONDS
+        self._turn = None
 
     def _open(self, active: ActiveModel, now: int) -> None:
         self._stale = False
@@ -314,8 +327,10 @@ class RoundScheduler:
         ``seconds_saving``."""
         progress = self._leave()
         state = self._calls.models[work.model]
-        self._tally.switched(report, seconds_saving, state.profile.switch.seconds)
-        state.profile.switch.observe(report, seconds_saving)
+        self._tally.switched(report, seconds_saving, state.profile.switch.weights_seconds)
+        state.profile.switch.observe(report)
+        if self._turn is not None:
+            self._turn.other += report.seconds
         self._active = ActiveModel(state, self._host, self._settings, self._tally)
         for call in state.waiting:
             self._active.expect(call)
@@ -351,14 +366,14 @@ class RoundScheduler:
             raise RuntimeError("blocks were restored while no slot is open")
         slot, active = self._serving.slot, self._serving.active
         batch, stored = active.restored(failed)
-        profile = active.state.profile
         if not failed:
-            profile.restore.observe((1.0, work.tokens), seconds)
+            active.state.profile.restore.observe((1.0, work.tokens), seconds)
         if batch.resumes:
-            profile.resume.observe(seconds)
             slot.returned += seconds
         else:
             slot.prefill_spent += seconds
+            if self._turn is not None:
+                self._turn.other += seconds
         self._stale = True
         return self._progress(stored=stored)
 

@@ -3,22 +3,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from alipes.instance.engine.protocol import SwitchReport
 from alipes.instance.scheduler.fits import LinearFit, Smoothed
+from alipes.instance.scheduler.slot import NANOSECONDS
 
 
 class SwitchCosts:
-    """Of one model with ``weight_bytes``. A switch takes a fixed time, in which what the device
-    holds already comes to its place, and so much more for each byte that comes from the host;
-    before it, calls of the model that leaves are saved."""
+    """Of one model with ``weight_bytes``. Its weights take a fixed time, in which what the device
+    holds already comes to its place, and so much more for each byte that comes from the host.
+    Around that, calls are saved, planned and brought back."""
 
     def __init__(self, weight_bytes: int, host_rate: float) -> None:
         """``host_rate``, in bytes a second, is rough: measurements replace it."""
         self._weights: Final = weight_bytes
         self._fit = LinearFit((0.0, 1.0 / host_rate), (1.0, max(weight_bytes, 1)))
-        self._saving = Smoothed(0.0)
+        self._around = Smoothed(0.0)
         # The part of the weights that was on the device, switch by switch.
         self._usual = Smoothed(0.0)
         self._at_hand: int | None = None
@@ -28,14 +30,17 @@ class SwitchCosts:
     def samples(self) -> int:
         return self._fit.samples
 
-    def observe(self, report: SwitchReport, saving: float) -> None:
-        """A switch was made; ``saving`` seconds went before it."""
+    def observe(self, report: SwitchReport) -> None:
+        """The model was made active."""
         moved = report.on_device_bytes + report.h2d_bytes
         if moved:
             # Else the engine had it active already, as after its calibration.
             self._fit.observe((1.0, report.h2d_bytes), report.seconds)
             self._usual.observe(report.on_device_bytes / moved)
-        self._saving.observe(saving)
+
+    def turned(self, seconds: float) -> None:
+        """So much went by around that, between the last iteration before and the first after."""
+        self._around.observe(seconds)
 
     def staged(self, at_hand: int | None, room: int = 0) -> None:
         """So many bytes of the weights are on the device now, and ``room`` more may come to be;
@@ -52,12 +57,29 @@ class SwitchCosts:
         return min(max(usual, self._at_hand), self._at_hand + self._room)
 
     @property
-    def seconds(self) -> float:
-        """The next switch, and saving calls before it."""
+    def weights_seconds(self) -> float:
+        """What the weights will take, the next time."""
         fixed, byte = self._fit.coefficients
-        return fixed + (self._weights - self.covered) * byte + self._saving.value
+        return fixed + (self._weights - self.covered) * byte
+
+    @property
+    def seconds(self) -> float:
+        """What the next switch will take in all."""
+        return self.weights_seconds + self._around.value
 
     @property
     def byte_seconds(self) -> float:
         """What one byte on the device saves."""
         return self._fit.coefficients[1]
+
+
+@dataclass(slots=True)
+class Turn:
+    """A switch from its beginning (ns) to the first iteration after it; ``other`` seconds of that
+    have been told of weights and of prompts."""
+
+    began: int
+    other: float = 0.0
+
+    def around(self, now: int) -> float:
+        return max(0.0, (now - self.began) / NANOSECONDS - self.other)

@@ -21,8 +21,10 @@ class Tally:
     rounds: int = 0
     resumed: int = 0
     switch_seconds: float = 0.0
-    predicted_switch_seconds: float = 0.0
+    turn_seconds: float = 0.0
     switch_paths: Counter[str] = field(default_factory=Counter)
+    path_seconds: dict[str, float] = field(default_factory=dict)
+    predicted_seconds: dict[str, float] = field(default_factory=dict)
     switch_bytes: Counter[str] = field(default_factory=Counter)
     prefill_tokens: int = 0
     cached_tokens: int = 0
@@ -41,11 +43,14 @@ class Tally:
         self.shortfall[model] = self.shortfall.get(model, 0.0) + seconds
 
     def switched(self, report: SwitchReport, saving: float, predicted: float) -> None:
-        """A switch that took ``saving`` seconds for calls before it."""
+        """A switch that took ``saving`` seconds for calls before it; ``predicted`` was what
+        weights would take."""
         self.switch_seconds += report.seconds + saving
         if report.h2d_bytes or report.on_device_bytes:
-            self.predicted_switch_seconds += predicted
-            self.switch_paths[report.path] += 1
+            path = report.path
+            self.switch_paths[path] += 1
+            self.path_seconds[path] = self.path_seconds.get(path, 0.0) + report.seconds
+            self.predicted_seconds[path] = self.predicted_seconds.get(path, 0.0) + predicted
             self.switch_bytes["h2d"] += report.h2d_bytes
             self.switch_bytes["d2d"] += report.d2d_bytes
             self.switch_bytes["remap"] += report.mapped_bytes
@@ -63,8 +68,10 @@ class Tally:
             rounds=self.rounds,
             resumed=self.resumed,
             switch_seconds=self.switch_seconds,
-            predicted_switch_seconds=self.predicted_switch_seconds,
+            turn_seconds=self.turn_seconds,
             switch_paths=dict(self.switch_paths),
+            path_seconds=dict(self.path_seconds),
+            predicted_seconds=dict(self.predicted_seconds),
             switch_bytes=dict(self.switch_bytes),
             prefill_tokens=self.prefill_tokens,
             cached_tokens=self.cached_tokens,

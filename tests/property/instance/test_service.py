@@ -9,6 +9,7 @@ from hypothesis import Phase, example, given, settings
 from hypothesis import strategies as st
 
 from alipes.instance.contract import FailureClass, Targets, Tier
+from alipes.instance.scheduler.fits import SMOOTHING
 from alipes.instance.scheduler.work import Restore, Run, Switch
 
 from .simulated import BLOCK, Costs, Driver, report, settings_of, submission
@@ -207,12 +208,17 @@ def test_a_switch_costs_what_saving_and_restoring_take_too() -> None:
     driver.submit(submission(3, "b", [3] * 4, max_tokens=1))
     turn_to(driver, "b")
     assert len(driver.scheduler._calls.models["a"].saved) == 2
+    driver.turn(1)
     estimates = driver.scheduler.snapshot(driver.engine.now).estimates
     assert estimates["b"].switch == pytest.approx(0.1 + 0.1, rel=0.05)
     while not isinstance(driver.turn(), Restore):
         pass
-    estimates = driver.scheduler.snapshot(driver.engine.now).estimates
-    assert estimates["a"].switch == pytest.approx(0.1 + 0.1, rel=0.05)
+    driver.turn(1)
+    snapshot = driver.scheduler.snapshot(driver.engine.now)
+    estimates = snapshot.estimates
+    # At its first switch nothing had to be saved or brought back.
+    assert estimates["a"].switch == pytest.approx(0.1 + SMOOTHING * 0.1, rel=0.05)
+    assert snapshot.counters.turn_seconds == pytest.approx(0.1 + 0.2 + 0.2)
 
 
 def test_a_round_that_time_has_overrun_is_told() -> None:

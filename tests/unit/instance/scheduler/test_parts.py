@@ -202,8 +202,8 @@ def test_an_estimate_carries_the_coefficients() -> None:
     profile = CostProfile.prior(REPORT, "cpu", 4)
     assert profile.estimate().samples == 0
     profile.prefill.observe((1.0, 100, 10_000), 0.2)
-    profile.switch.observe(SwitchReport(0.5, h2d_bytes=REPORT.weight_bytes), 0.2)
-    profile.resume.observe(0.1)
+    profile.switch.observe(SwitchReport(0.5, h2d_bytes=REPORT.weight_bytes))
+    profile.switch.turned(0.3)
     estimate = profile.estimate()
     assert estimate.samples == 2
     assert estimate.switch == pytest.approx(0.8, rel=0.05)

@@ -19,7 +19,7 @@ def report(staged: int) -> SwitchReport:
 def measured(*staged: int) -> SwitchCosts:
     costs = SwitchCosts(WEIGHTS, host_rate=1e9)
     for size in staged:
-        costs.observe(report(size), saving=0.0)
+        costs.observe(report(size))
     return costs
 
 
@@ -27,7 +27,7 @@ def test_the_prior_gives_way_to_what_was_measured() -> None:
     costs = SwitchCosts(WEIGHTS, host_rate=1e6)
     assert (costs.seconds, costs.samples) == (1.0, 0)
     for _ in range(20):
-        costs.observe(SwitchReport(3.0, h2d_bytes=WEIGHTS), saving=0.0)
+        costs.observe(SwitchReport(3.0, h2d_bytes=WEIGHTS))
     assert costs.seconds == pytest.approx(3.0, rel=0.01)
 
 
@@ -54,15 +54,16 @@ def test_as_much_as_usual_is_expected_where_there_is_room() -> None:
     assert rare.covered == 700
 
 
-def test_saving_calls_counts_whatever_the_weights_take() -> None:
+def test_what_goes_by_around_it_counts_whatever_the_weights_take() -> None:
     costs = measured(*[0] * 8)
-    before = costs.seconds
-    costs.observe(report(0), saving=0.25)
-    assert costs.seconds == pytest.approx(before + 0.3 * 0.25, rel=0.01)
+    weights = costs.weights_seconds
+    costs.turned(0.25)
+    assert costs.seconds == weights + 0.25
+    assert costs.weights_seconds == weights
 
 
 def test_a_model_that_was_active_already_tells_nothing_of_weights() -> None:
     costs = measured(0)
     before = costs.seconds
-    costs.observe(SwitchReport(), saving=0.0)
+    costs.observe(SwitchReport())
     assert (costs.seconds, costs.samples) == (before, 1)
