@@ -34,7 +34,8 @@ def give_way(
         return 0
     report, profile = active.state.report, active.state.profile
     blocks = -(-portion // report.block_bytes)
-    saved = blocks * report.block_bytes * following.profile.switch.byte_seconds
+    room = min(blocks * report.block_bytes, missing)
+    saved = room * following.profile.switch.byte_seconds
     chance = _chance(active.state, slot, now)
     tokens = blocks * active.state.settings.block_tokens
     if saved <= chance * profile.restore_seconds(1, tokens):

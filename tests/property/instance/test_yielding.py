@@ -110,6 +110,15 @@ def test_no_more_go_than_room_is_missing() -> None:
     assert counters(driver).yielded_blocks == 1
 
 
+def test_room_beyond_what_is_missing_saves_nothing() -> None:
+    """Restoring a block takes longer than loading 300 bytes, and not as long as loading 900."""
+    driver = driver_of(copy=200 / (1 << 20))
+    serve(driver)
+    for missing, expected in ((300, 0), (900, 1)):
+        driver.stage((1 << 20) - missing, 0)
+        assert counters(driver).yielded_blocks == expected
+
+
 def test_blocks_below_one_that_is_held_stay() -> None:
     """Rows are free from the highest one in use on."""
     driver = driver_of()
