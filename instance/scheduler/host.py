@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from alipes.instance.contract import BlocksRemoved, BlocksStored, ModelReport, Tier
+from alipes.instance.contract import BlocksRemoved, BlocksStored, ModelReport, Occupancy, Tier
 from alipes.instance.engine.protocol import CopyEnd, HostSlabs
+from alipes.instance.memory.blocks import BlockPool
 from alipes.instance.memory.changes import HostChange, HostStored
 from alipes.instance.memory.registry import HostRegistry
 from alipes.instance.memory.rows import HostBlock, still_here
@@ -75,6 +76,14 @@ class HostKv:
     def room(self, model: str) -> int:
         """Blocks of ``model`` that could be reserved now."""
         return (self.registry.total - self.registry.held) // self._slabs[model]
+
+    def occupancy(self, pool: BlockPool | None) -> Occupancy:
+        """Device blocks of the active model, none without one, and host bytes."""
+        slabs = (self.registry.used, self.registry.total, self.registry.held)
+        host = [count * self.slab_bytes for count in slabs]
+        if pool is None:
+            return Occupancy(0, 0, 0, 0, *host)
+        return Occupancy(pool.total, pool.free, pool.cached, pool.held, *host)
 
     def find(self, call: Sequence, first: int, last: int) -> list[HostBlock]:
         """The longest row of the call's blocks from ``first``, before ``last``, that the host

@@ -19,7 +19,6 @@ from alipes.instance.contract import (
     ModelReport,
     Occupancy,
     Snapshot,
-    Staging,
     Submit,
 )
 from alipes.instance.engine.protocol import (
@@ -50,7 +49,7 @@ from alipes.instance.scheduler.rotation import Rotation
 from alipes.instance.scheduler.sequence import Sequence
 from alipes.instance.scheduler.serving import Serving
 from alipes.instance.scheduler.slot import NANOSECONDS
-from alipes.instance.scheduler.switching import Turn
+from alipes.instance.scheduler.switches import Switches
 from alipes.instance.scheduler.tally import Tally
 from alipes.instance.scheduler.work import (
     Checkpoint,
@@ -81,8 +80,7 @@ class RoundScheduler:
         self._serving: Serving | None = None
         self._rotation = Rotation(settings, self._tally)
         self._lingering: int | None = None
-        self._staged = Staged()
-        self._turn: Turn | None = None
+        self._switches = Switches(self._calls.models, self._tally)
         self._stale = False
         self._version = 0
         self._draining = False
@@ -183,25 +181,16 @@ class RoundScheduler:
                 self._open(self._active, now)
             elif (work := self._serving.advance(now)) is not None:
                 self._lingering = now if isinstance(work, Linger) else None
-                self._turned(work, now)
+                self._switches.followed_by(work, self._serving.active.state, now)
                 return work
             elif self._serving.phase is Phase.IDLE:
                 self._serving = None
         raise RuntimeError(f"{len(self._calls)} calls are here and no slot serves one of them")
 
     def _switch(self, state: ModelState, now: int) -> Switch:
-        self._turn = Turn(now)
+        self._switches.begin(now)
         self._between = phases.move(self._between, Phase.SWITCH)
         return Switch(state.name, self._active.leave() if self._active is not None else None)
-
-    def _turned(self, work: Work, now: int) -> None:
-        """Work of a slot begins; with the first iteration a switch is over."""
-        if self._turn is None or isinstance(work, Restore):
-            return
-        if isinstance(work, Run) and self._active is not None:
-            self._active.state.profile.switch.turned(self._turn.around(now))
-            self._tally.turn_seconds += (now - self._turn.began) / NANOSECONDS
-        self._turn = None
 
     def _open(self, active: ActiveModel, now: int) -> None:
         self._stale = False
@@ -327,10 +316,7 @@ class RoundScheduler:
         ``seconds_saving``."""
         progress = self._leave()
         state = self._calls.models[work.model]
-        self._tally.switched(report, seconds_saving, state.profile.switch.weights_seconds)
-        state.profile.switch.observe(report)
-        if self._turn is not None:
-            self._turn.other += report.seconds
+        self._switches.done(state, report, seconds_saving)
         self._active = ActiveModel(state, self._host, self._settings, self._tally)
         for call in state.waiting:
             self._active.expect(call)
@@ -372,8 +358,7 @@ class RoundScheduler:
             slot.returned += seconds
         else:
             slot.prefill_spent += seconds
-            if self._turn is not None:
-                self._turn.other += seconds
+            self._switches.meanwhile(seconds)
         self._stale = True
         return self._progress(stored=stored)
 
@@ -385,12 +370,7 @@ class RoundScheduler:
     def staged(self, staged: Staged, now: int) -> Progress:
         """What switches would find on the device now: predictions go by it, and idle blocks give
         way to weights that are worth more."""
-        self._staged = staged
-        for state in self._calls.models.values():
-            if state.name == self.active_model:
-                state.profile.switch.staged(None)
-            else:
-                state.profile.switch.staged(staged.covered.get(state.name, 0), staged.slack_bytes)
+        self._switches.find(staged, self.active_model)
         if staged.target and self._serving is not None and self._active is not None:
             following = self._calls.models[staged.target]
             slot = self._serving.slot
@@ -420,9 +400,7 @@ class RoundScheduler:
             occupancy=self.occupancy(),
             counters=self.counters(),
             last_call=self._calls.last_submitted,
-            staging=Staging(
-                self._staged.target, dict(self._staged.covered), self._staged.slack_bytes
-            ),
+            staging=self._switches.state(),
         )
 
     @property
@@ -449,18 +427,7 @@ class RoundScheduler:
         return self._tally.rounds
 
     def counters(self) -> Counters:
-        return self._tally.counters(
-            len(self._calls),
-            self._host.checkpointed,
-            self._host.torn,
-            self._host.registry.evicted,
-        )
+        return self._tally.counters(len(self._calls), self._host)
 
     def occupancy(self) -> Occupancy:
-        """Device blocks of the active model, none without one, and host bytes."""
-        registry, slab = self._host.registry, self._host.slab_bytes
-        host = (registry.used * slab, registry.total * slab, registry.held * slab)
-        if self._active is None:
-            return Occupancy(0, 0, 0, 0, *host)
-        pool = self._active.space.pool
-        return Occupancy(pool.total, pool.free, pool.cached, pool.held, *host)
+        return self._host.occupancy(self._active.space.pool if self._active is not None else None)

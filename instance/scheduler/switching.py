@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from alipes.instance.engine.protocol import SwitchReport
 from alipes.instance.scheduler.fits import LinearFit, Smoothed
-from alipes.instance.scheduler.slot import NANOSECONDS
 
 
 class SwitchCosts:
@@ -71,15 +69,3 @@ class SwitchCosts:
     def byte_seconds(self) -> float:
         """What one byte on the device saves."""
         return self._fit.coefficients[1]
-
-
-@dataclass(slots=True)
-class Turn:
-    """A switch from its beginning (ns) to the first iteration after it; ``other`` seconds of that
-    have been told of weights and of prompts."""
-
-    began: int
-    other: float = 0.0
-
-    def around(self, now: int) -> float:
-        return max(0.0, (now - self.began) / NANOSECONDS - self.other)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from alipes.instance.contract import Counters
 from alipes.instance.engine.protocol import SwitchReport
+from alipes.instance.scheduler.host import HostKv
 
 
 @dataclass(slots=True)
@@ -55,9 +56,7 @@ class Tally:
             self.switch_bytes["d2d"] += report.d2d_bytes
             self.switch_bytes["remap"] += report.mapped_bytes
 
-    def counters(
-        self, live_calls: int, checkpointed: int, torn: int, host_evicted: int
-    ) -> Counters:
+    def counters(self, live_calls: int, host: HostKv) -> Counters:
         return Counters(
             live_calls=live_calls,
             finished=self.finished,
@@ -82,9 +81,9 @@ class Tally:
             sp_parked=self.sp_parked,
             restores=self.restores,
             restored_tokens=self.restored_tokens,
-            checkpointed_blocks=checkpointed,
-            torn_blocks=torn,
-            host_evicted_blocks=host_evicted,
+            checkpointed_blocks=host.checkpointed,
+            torn_blocks=host.torn,
+            host_evicted_blocks=host.registry.evicted,
             lingered_seconds=self.lingered_seconds,
             declined_tokens=self.declined_tokens,
             yielded_blocks=self.yielded_blocks,
