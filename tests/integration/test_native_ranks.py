@@ -135,6 +135,31 @@ def test_state_comes_back_from_the_hosts_of_both(
     assert generate(engine, model, 8, done=128).tolist() == want
 
 
+def test_a_block_that_is_not_full_is_the_same_in_both(
+    engines: tuple[ParallelEngine, NativeEngine],
+) -> None:
+    """Whatever was on the device before, of which each rank had its own."""
+    engine, _ = engines
+    engine.activate("qwen3-moe")
+    for first in range(0, engine.reports[1].kv_blocks - 8, 8):
+        engine.step([Row(b"a", PROMPT, 0, range(first, first + 8), None)])
+    engine.activate("deepseek-v3")
+    each = engine.reports[2].block_slabs(engine.host.slab_bytes)
+    # A block that is begun by a prompt, and one by a token drawn after it.
+    for first, prompt in ((60, PROMPT), (70, PROMPT[:128])):
+        blocks = range(first, first + 3)
+        draw = Draw(GREEDY, prompt, len(prompt))
+        (drawn,) = engine.step([Row(b"a", prompt, 0, blocks, draw)])
+        token = np.array([drawn.token], dtype=np.int32)
+        engine.step([Row(b"a", token, len(prompt), blocks, None)])
+        copies = [
+            BlockCopy(block, tuple(range(i * each, (i + 1) * each)))
+            for i, block in enumerate(blocks)
+        ]
+        engine.copy_out(first, copies)
+        assert engine.drain() == (CopyEnd(first, 3),)
+
+
 def test_a_rank_that_dies_ends_the_engine(engines: tuple[ParallelEngine, NativeEngine]) -> None:
     """The last test of this engine."""
     engine, _ = engines

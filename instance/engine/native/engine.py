@@ -253,11 +253,22 @@ class NativeEngine:
 
     def _eager(self, active: Active, rows: Sequence[Row], widened: bool = False) -> Computed:
         batch = build_batch(rows, active.bounds, self._device)
+        if self._reduce is not None:
+            self._clear_begun(rows)
         narrow = not widened and batch.draws == len(rows) == batch.rows
         held = self._models[active.name].held
         kernels = kernels_for(self._device, batch.rows if narrow else None, held)
         step = begin_pass(active.shell, batch, kernels, active.workspace, self._reduce)
         return step, forward(active.shell, step)
+
+    def _clear_begun(self, rows: Sequence[Row]) -> None:
+        """Of blocks that are not full ranks compare all bytes that they have in common, and what
+        is left there of weights or of another model's KV each has for itself."""
+        entry, _ = self._current()
+        begun = _begun(rows, self._settings.block_tokens)
+        if begun and bool(entry.rows.common.any()):
+            parts = entry.rows.places(torch.tensor(begun)).view(len(begun), -1)
+            self._kv_rows(entry)[parts[:, entry.rows.common].flatten()] = 0
 
     def copy_out(self, ticket: int, copies: Sequence[BlockCopy]) -> None:
         entry, _ = self._current()
@@ -321,6 +332,14 @@ def _rows_written(rows: Sequence[Row], bounds: Bounds) -> int:
     """One more than the highest block that a step writes, be it one that is refused."""
     written = (row.blocks[row.start // bounds.block_tokens :] for row in rows)
     return min(bounds.blocks, 1 + max((max(blocks, default=-1) for blocks in written), default=-1))
+
+
+def _begun(rows: Sequence[Row], block_tokens: int) -> list[int]:
+    """The blocks that a step begins and does not fill."""
+    lasts = ((row, *divmod(row.start + len(row.tokens), block_tokens)) for row in rows)
+    return [
+        row.blocks[last] for row, last, rest in lasts if rest and last * block_tokens >= row.start
+    ]
 
 
 def _weights(model: _Resident, block_tokens: int) -> Weights:
