@@ -3,6 +3,8 @@
 The bound of an operation is the time in which its bytes could be read (or, where it copies,
 copied) and its products computed, at rates measured in the same run; what it moves beyond that,
 and what it computes besides products, counts for nothing. Fractions near 1 are at the bound.
+``attend_step`` and ``attend_latent_step`` are of recorded steps, which GPUs alone have: on a CPU no
+engine runs them, and their variant is the reference itself.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -19,48 +20,20 @@ from alipes.cli.cluster import (
     model_folders,
     served_models,
 )
-from alipes.cli.memory import show_map
-from alipes.cli.output import FAILURE, complain, print_json, print_table, remark, reported
-from alipes.gateway.config import Cluster, InstanceEntry, instance_settings, json_schema, unserved
+from alipes.cli.machine import cuda_devices
+from alipes.cli.output import FAILURE, complain, print_json, remark, reported
+from alipes.cli.planned import InstanceBytes, planned_bytes, show_plan, show_planned_map
+from alipes.cli.planned import as_json as plans_as_json
+from alipes.gateway.config import Cluster, instance_settings, json_schema, unserved
 from alipes.gateway.fleet.cores import divide_cores
 from alipes.instance.checkpoints.folder import SourceError
 from alipes.instance.checkpoints.sources import check_source, is_prepared
-from alipes.instance.contract import BLOCK_TOKENS, MemoryMap, Pool
+from alipes.instance.contract import BLOCK_TOKENS, Pool
 from alipes.instance.engine.native.config import ModelError
 from alipes.instance.engine.native.parallel.share import Share, settings_of_rank
 from alipes.instance.engine.native.shape import read_shape, shape_on
-from alipes.instance.memory.map import memory_map
 from alipes.instance.memory.plan import Footprint, MemoryPlan, plan_instance
 from alipes.planner.cold_set import DecodeStep, decode_step, infeasible
-
-
-class ModelBytes(msgspec.Struct, frozen=True):
-    """One model on one instance; KV is what it can have while it is active."""
-
-    name: str
-    weight_bytes: int
-    kv_offset: int
-    kv_bytes: int
-    kv_blocks: int
-    context: int
-    decode_step: float
-    decode_step_basis: str
-    fits: bool
-
-
-class InstanceBytes(msgspec.Struct, frozen=True):
-    """Of each of its ``ranks`` processes. ``memory`` maps the whole arena for each model that
-    fits."""
-
-    name: str
-    pool: Pool
-    ranks: int
-    device_bytes: int
-    runtime_bytes: int
-    host_weight_bytes: int
-    host_bytes: int
-    models: tuple[ModelBytes, ...]
-    memory: MemoryMap
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -87,14 +60,16 @@ def check(
         print_json(json_schema())
         return
     with reported():
-        report = examine(load(config), str(config))
+        cluster = load(config)
+        report = examine(cluster, str(config))
     if as_json:
-        print_json(report)
+        print_json(msgspec.structs.asdict(report) | {"instances": plans_as_json(report.instances)})
     else:
+        dtypes = {name: entry.dtype for name, entry in cluster.models.items()}
         for planned in report.instances:
-            _show(planned)
+            show_plan(planned)
             if with_map:
-                show_map(f"{planned.name}: the arena while each model is active", planned.memory)
+                show_planned_map(planned, dtypes)
     for warning in report.warnings:
         remark(warning)
     for refusal in report.refusals:
@@ -106,8 +81,9 @@ def check(
 
 
 def examine(cluster: Cluster, file: str) -> Report:
-    """Plan every instance with a native engine; a model that is not prepared is refused."""
-    refusals, footprints, notes = _read_footprints(cluster)
+    """Plan every instance with a native engine, without models that are not prepared: these are
+    refused."""
+    refusals, footprints, notes = _read_footprints(cluster, file)
     warnings = notes + [
         f"models.{name}: no instance serves it; add it to one under `instances`"
         for name in unserved(cluster)
@@ -115,28 +91,59 @@ def examine(cluster: Cluster, file: str) -> Report:
     steps = _decode_steps(cluster, footprints)
     planned = []
     for name, entry in cluster.instances.items():
-        if entry.engine != "native" or any(model not in footprints for model in entry.models):
+        here = tuple(model for model in entry.models if model in footprints)
+        if entry.engine != "native" or not here:
             continue
         try:
-            own = _footprints_of(cluster, name)
+            own = _footprints_of(cluster, name, here)
         except ModelError as error:
             refusals.append(f"instances.{name}.ranks: {error}")
             continue
         plan = _plan(cluster, name, own)
         refusals += [f"instances.{name}: {text}" for text in plan.refusals]
-        own_steps = {model: steps[model] for model in entry.models}
+        warnings += [f"instances.{name}: {text}" for text in _cut(plan, own)]
+        own_steps = {model: steps[model] for model in here}
         too_slow = infeasible(name, own_steps, cluster.targets.tpot)
         if too_slow:
             (refusals if entry.pool is Pool.COLD else warnings).append(too_slow)
-        states = {model: footprint.states for model, footprint in own.items()}
-        memory = memory_map(plan, states, BLOCK_TOKENS)
-        planned.append(_bytes(name, entry, plan, own_steps, memory))
+        staging = cluster.ablations.staging
+        planned.append(planned_bytes(name, entry, plan, own, own_steps, staging))
     local = {name: entry.threads for name, entry in cluster.instances.items() if entry.local}
-    warnings += _machine(planned, local)
+    warnings += _machine(planned, local) + _devices(cluster)
     return Report(file, tuple(planned), tuple(refusals), tuple(warnings))
 
 
-def _read_footprints(cluster: Cluster) -> tuple[list[str], dict[str, Footprint], list[str]]:
+def _cut(plan: MemoryPlan, footprints: Mapping[str, Footprint]) -> list[str]:
+    """Models that fit, with less than their context."""
+    whole = {name: footprint.context for name, footprint in footprints.items()}
+    return [
+        f"context of {model.name} is cut from {whole[model.name]:,} to {model.context:,} by "
+        "device_bytes"
+        for model in plan.models
+        if not model.refusal and model.context < whole[model.name]
+    ]
+
+
+def _devices(cluster: Cluster) -> list[str]:
+    """Local instances on CUDA devices that this machine lacks. The file may be meant for another
+    one, so these are warnings."""
+    wanted = {
+        name: int(entry.device.partition(":")[2] or 0)
+        for name, entry in cluster.instances.items()
+        if entry.local and entry.engine == "native" and entry.device != "cpu"
+    }
+    count = cuda_devices() if wanted else 0
+    return [
+        f"instances.{name}.device: this machine has {count} CUDA devices that torch could use, so "
+        "that `alipes serve` cannot start it here; write `device: cpu`"
+        for name, index in wanted.items()
+        if index >= count
+    ]
+
+
+def _read_footprints(
+    cluster: Cluster, file: str
+) -> tuple[list[str], dict[str, Footprint], list[str]]:
     """Refusals, footprints by model, and what a user should know of how one is served."""
     refusals, footprints, notes = [], {}, []
     for name, folder in model_folders(cluster, served_models(cluster)).items():
@@ -146,7 +153,8 @@ def _read_footprints(cluster: Cluster) -> tuple[list[str], dict[str, Footprint],
             refusals.append(f"models.{name}.{error}")
             continue
         if not is_prepared(folder):
-            refusals.append(f"models.{name}: not prepared; run `alipes models prepare {name}`")
+            command = f"alipes models prepare {name}{_option(file)}"
+            refusals.append(f"models.{name}: not prepared; run `{command}`")
             continue
         try:
             shape = read_shape(folder, cluster.models[name].dtype)
@@ -158,8 +166,13 @@ def _read_footprints(cluster: Cluster) -> tuple[list[str], dict[str, Footprint],
     return refusals, footprints, notes
 
 
-def _footprints_of(cluster: Cluster, name: str) -> dict[str, Footprint]:
-    """Of the models of one instance, for each of its ranks and on its device. Raises
+def _option(file: str) -> str:
+    """What tells another command of the file, unless it would find it by itself."""
+    return "" if Path(file) == DEFAULT_FILE else f" -c {shlex.quote(file)}"
+
+
+def _footprints_of(cluster: Cluster, name: str, models: Sequence[str]) -> dict[str, Footprint]:
+    """Of these models of one instance, for each of its ranks and on its device. Raises
     ``ModelError``."""
     entry = cluster.instances[name]
     settings = instance_settings(cluster, name, model_folders(cluster, entry.models), "")
@@ -167,12 +180,13 @@ def _footprints_of(cluster: Cluster, name: str) -> dict[str, Footprint]:
     return {
         model.name: shape_on(entry.device, model, share).footprint(BLOCK_TOKENS)
         for model in settings.models
+        if model.name in models
     }
 
 
 def _plan(cluster: Cluster, name: str, footprints: Mapping[str, Footprint]) -> MemoryPlan:
     # The plan depends on sizes alone, so any folder and endpoint will do.
-    folders = dict.fromkeys(footprints, Path())
+    folders = dict.fromkeys(cluster.instances[name].models, Path())
     settings = settings_of_rank(instance_settings(cluster, name, folders, ""))
     return plan_instance(settings, footprints)
 
@@ -188,40 +202,6 @@ def _decode_steps(cluster: Cluster, footprints: Mapping[str, Footprint]) -> dict
         name: decode_step(name, model.step_bytes, overrides[name], bandwidth)
         for name, model in footprints.items()
     }
-
-
-def _bytes(
-    name: str,
-    entry: InstanceEntry,
-    plan: MemoryPlan,
-    steps: Mapping[str, DecodeStep],
-    memory: MemoryMap,
-) -> InstanceBytes:
-    models = tuple(
-        ModelBytes(
-            name=model.name,
-            weight_bytes=model.weight_bytes,
-            kv_offset=model.kv_offset,
-            kv_bytes=model.kv_bytes,
-            kv_blocks=model.kv_blocks,
-            context=model.context,
-            decode_step=steps[model.name].seconds,
-            decode_step_basis=steps[model.name].basis,
-            fits=not model.refusal,
-        )
-        for model in plan.models
-    )
-    return InstanceBytes(
-        name,
-        entry.pool,
-        entry.ranks,
-        plan.device_bytes,
-        plan.runtime_bytes,
-        plan.host_weight_bytes,
-        plan.host_bytes,
-        models,
-        memory,
-    )
 
 
 def _machine(planned: list[InstanceBytes], local: Mapping[str, int]) -> list[str]:
@@ -249,28 +229,3 @@ def _machine(planned: list[InstanceBytes], local: Mapping[str, int]) -> list[str
         f"local instances may use {total:,} bytes; this machine has {available:,}: lower "
         "device_bytes or host_bytes",
     ]
-
-
-def _show(plan: InstanceBytes) -> None:
-    columns = ("model", "bytes", "KV at", "KV bytes", "context", "step ms", "fits")
-    rows: list[tuple[str, ...]] = [
-        (
-            model.name,
-            f"{model.weight_bytes:,}",
-            f"{model.kv_offset:,}",
-            f"{model.kv_bytes:,}",
-            f"{model.context:,}",
-            f"{model.decode_step * 1e3:.1f}",
-            "yes" if model.fits else "no",
-        )
-        for model in plan.models
-    ]
-    for what, nbytes in (
-        ("runtime buffers", plan.runtime_bytes),
-        ("device total", plan.device_bytes),
-        ("host: weights", plan.host_weight_bytes),
-        ("host: KV", plan.host_bytes),
-    ):
-        rows.append((what, f"{nbytes:,}", *[""] * (len(columns) - 2)))
-    each = f", each of {plan.ranks} ranks" if plan.ranks > 1 else ""
-    print_table(f"{plan.name} ({plan.pool.value}{each})", columns, rows, ("model", "fits"))

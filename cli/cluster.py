@@ -11,10 +11,11 @@ from msgspec.structs import replace
 from rich.progress import Progress, TaskID
 
 from alipes.cli.output import progress_bars
-from alipes.gateway.config import Cluster, load_cluster
+from alipes.gateway.config import Cluster, ConfigError, load_cluster
 from alipes.gateway.fleet.endpoints import default_endpoint
 from alipes.instance.checkpoints.folder import SourceError
-from alipes.instance.checkpoints.sources import folder_of, is_prepared, prepare
+from alipes.instance.checkpoints.sources import check_source, folder_of, is_prepared, prepare
+from alipes.instance.contract import RandomWeights
 
 ConfigOption = Annotated[
     Path, typer.Option("-c", "--config", metavar="FILE", help="The cluster file")
@@ -26,6 +27,12 @@ DEFAULT_FILE = Path("alipes.yaml")
 def load(path: Path) -> Cluster:
     """The cluster, its endpoint resolved. Raises ConfigError."""
     cluster = load_cluster(path)
+    for name, entry in cluster.models.items():
+        if isinstance(entry.source, RandomWeights):
+            try:
+                check_source(entry.source)
+            except SourceError as error:
+                raise ConfigError(f"{path}: models.{name}.{error}") from None
     endpoint = cluster.gateway.endpoint or default_endpoint(str(path))
     return replace(cluster, gateway=replace(cluster.gateway, endpoint=endpoint))
 

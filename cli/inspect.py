@@ -1,8 +1,10 @@
-"""``alipes inspect``: what running instances hold where, and with which kernels they compute."""
+"""``alipes inspect``: what running instances hold where, what their switches take, and with which
+kernels they compute."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -11,19 +13,59 @@ from alipes.cli.admin import KeyOption, ask
 from alipes.cli.cluster import DEFAULT_FILE, ConfigOption, JsonOption, load
 from alipes.cli.instances import entry_of
 from alipes.cli.memory import show_kernels, show_map
-from alipes.cli.output import CommandError, print_json, reported, say
+from alipes.cli.output import CommandError, print_json, print_table, reported, say
 from alipes.instance.contract import MemoryMap
 
 
+class Switches(msgspec.Struct, frozen=True):
+    """What made models active so far, by path, and seconds of one on average: what they took, with
+    saving calls before, and what had been predicted."""
+
+    paths: dict[str, int]
+    mean_seconds: float
+    mean_predicted_seconds: float
+
+
+class Staged(msgspec.Struct, frozen=True):
+    """Bytes of weights on the device of models that are not active; ``target`` is being staged, for
+    which ``slack`` bytes more could be used."""
+
+    covered: dict[str, int] = {}
+    target: str = ""
+    slack: int = 0
+
+
+class Held(msgspec.Struct, frozen=True):
+    """Device KV in blocks of the active model, host KV in bytes."""
+
+    total: int
+    free: int
+    cached: int
+    held: int
+    host_used: int
+    host_held: int
+    host_total: int
+
+
+class Live(msgspec.Struct, frozen=True):
+    """Of the latest snapshot."""
+
+    switches: Switches
+    staging: Staged
+    kv: Held
+
+
 class Running(msgspec.Struct, frozen=True):
-    """What the gateway knows of one instance."""
+    """What the gateway knows of one instance; ``live`` is None before its first snapshot."""
 
     name: str
     engine: str
     device: str
     active_model: str
+    block_tokens: int
     memory: MemoryMap
     kernels: dict[str, str]
+    live: Live | None = None
 
 
 def inspect(
@@ -34,7 +76,7 @@ def inspect(
     api_key: KeyOption = "",
     as_json: JsonOption = False,
 ) -> None:
-    """Show the memory map and the kernels of instances that run now."""
+    """Show the memory map, live figures and the kernels of instances that run now."""
     with reported():
         cluster = load(config)
         if name:
@@ -50,22 +92,66 @@ def inspect(
     if as_json:
         print_json(found)
         return
+    dtypes = {model: entry.dtype for model, entry in cluster.models.items()}
     for instance in found:
-        _show(instance)
+        _show(instance, dtypes)
 
 
-def _running(state: dict[str, dict[str, object]]) -> Running:
-    hello, snapshot = state["hello"], state["snapshot"] or {}
-    known = {"active_model": snapshot.get("active_model", ""), **hello}
+def _running(state: dict[str, Any]) -> Running:
+    hello, snapshot = state["hello"], state["snapshot"]
+    known = {"active_model": "", **hello}
+    if snapshot:
+        known |= {"active_model": snapshot["active_model"], "live": _live(snapshot)}
     return msgspec.convert(known, Running)
 
 
-def _show(instance: Running) -> None:
+def _live(snapshot: dict[str, Any]) -> Live:
+    counters = snapshot["counters"]
+    arrivals = sum(counters["switch_paths"].values())
+    switches = Switches(
+        counters["switch_paths"],
+        counters["switch_seconds"] / max(1, arrivals),
+        counters["predicted_switch_seconds"] / max(1, arrivals),
+    )
+    staging, kv = snapshot["staging"], snapshot["occupancy"]
+    return Live(switches, msgspec.convert(staging, Staged), msgspec.convert(kv, Held))
+
+
+def _show(instance: Running, dtypes: Mapping[str, str]) -> None:
     memory = instance.memory
     under = f", memory {memory.backend}, switching {memory.switching}" if memory.backend else ""
     active = f"active: {instance.active_model or 'no model'}"
     title = f"{instance.name} ({instance.engine} on {instance.device}{under}), {active}"
-    show_map(title, memory)
+    show_map(title, memory, instance.block_tokens, dtypes)
+    if instance.live is not None:
+        _show_live(instance.live)
     if instance.kernels:
         show_kernels(instance.kernels)
     say("")
+
+
+def _show_live(live: Live) -> None:
+    kv, switches, staging = live.kv, live.switches, live.staging
+    paths = [f"{count:,} {path}" for path, count in sorted(switches.paths.items()) if count]
+    staged = [f"{model} {nbytes:,} bytes" for model, nbytes in sorted(staging.covered.items())]
+    following = f" for {staging.target}" if staging.target else ""
+    rows = [
+        ("switches", ", ".join(paths) or "none"),
+        (
+            "seconds a switch",
+            f"{switches.mean_seconds:.4f} (predicted {switches.mean_predicted_seconds:.4f})",
+        ),
+        ("staged", ", ".join(staged) or "nothing"),
+        ("slack", f"{staging.slack:,} bytes{following}"),
+        (
+            "device KV",
+            f"{kv.total:,} blocks: {kv.free:,} free, {kv.cached:,} cached, {kv.held:,} held",
+        ),
+        (
+            "host KV",
+            f"{kv.host_total:,} bytes: {kv.host_used:,} used, {kv.host_held:,} of them held",
+        ),
+    ]
+    if not paths:
+        del rows[1]
+    print_table("now", ("what", "value"), rows, ("what", "value"))

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from alipes.cli.check import Report, examine
 from alipes.cli.cluster import DEFAULT_FILE, ConfigOption, load, prepare_models, served_models
-from alipes.cli.output import CommandError, remark, reported
+from alipes.cli.output import USAGE, CommandError, complain, remark, reported
 from alipes.gateway.config import Cluster
 from alipes.gateway.fleet.cores import divide_cores
 from alipes.gateway.fleet.endpoints import FleetError
@@ -68,7 +68,7 @@ def _argv(name: str, cluster: Cluster, config: Path, threads: int) -> tuple[str,
 
 
 def _serve(cluster: Cluster, folders: Mapping[str, Path], specs: tuple[LaunchSpec, ...]) -> None:
-    from alipes.gateway.app import serve_gateway
+    from alipes.gateway.app import NothingServes, serve_gateway
 
     logging.basicConfig(
         level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(message)s"
@@ -78,4 +78,8 @@ def _serve(cluster: Cluster, folders: Mapping[str, Path], specs: tuple[LaunchSpe
         typer.echo(f"ready: {url} serves {', '.join(cluster.models)}")
         sys.stdout.flush()
 
-    serve_gateway(cluster, folders, specs, announce)
+    try:
+        serve_gateway(cluster, folders, specs, announce)
+    except NothingServes as error:
+        complain(str(error))
+        raise typer.Exit(USAGE) from None

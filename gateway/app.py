@@ -22,6 +22,7 @@ from alipes.gateway.config import Cluster, RecordSettings
 from alipes.gateway.dispatch import Dispatcher
 from alipes.gateway.fleet.launcher import Launcher, LaunchSpec, LaunchState, ProcessState
 from alipes.gateway.fleet.link import Fleet
+from alipes.gateway.fleet.prospects import Prospects
 from alipes.gateway.http import HttpServer
 from alipes.gateway.routing.decision import Policy, RouterSettings
 from alipes.gateway.routing.router import Router
@@ -32,7 +33,7 @@ from alipes.gateway.telemetry.recorder import CallRecorder
 from alipes.gateway.text.model import ModelText
 from alipes.instance.contract import ToInstance
 
-__all__ = ["Gateway", "build_app", "serve_gateway"]
+__all__ = ["Gateway", "NothingServes", "build_app", "serve_gateway"]
 
 STREAM_GRACE: Final = 5.0
 _LAST_WRITES: Final = 1.0
@@ -41,9 +42,14 @@ _READY_POLL: Final = 0.1
 log = logging.getLogger("alipes.gateway")
 
 
+class NothingServes(Exception):
+    """All instances were refused, or cannot be built here; the message names them."""
+
+
 class Gateway:
     """All parts of one gateway, composed. ``start``, then ``stop``, once. ``policy`` places calls
-    otherwise than the file says, to compare with."""
+    otherwise than the file says, to compare with. ``hopeless`` is set when no instance will ever
+    serve."""
 
     def __init__(
         self,
@@ -69,6 +75,8 @@ class Gateway:
         )
         self.fleet = Fleet(endpoint, frozenset(cluster.instances), self.dispatcher)
         self.launcher = Launcher(launch_specs, self._process_state)
+        self.prospects = Prospects(_serving(cluster))
+        self.hopeless = asyncio.Event()
         self.app = build_app(cluster, texts, self.dispatcher, self.metrics)
         self.service: Service = self.app.state.service
         self.http = HttpServer(self.app, settings.host, settings.port)
@@ -99,6 +107,7 @@ class Gateway:
         self.dispatcher.fail_all(CallFailure(FailureKind.STOPPING, "the gateway is stopping"))
         await self._wait_idle(_LAST_WRITES, None)
         await self.http.stop()
+        self.fleet.ending = True
         await self.launcher.stop()
         await self.fleet.stop()
         self.dispatcher.close()
@@ -122,6 +131,12 @@ class Gateway:
         """A process that is known to be gone need not miss its beats first."""
         if state.state is not ProcessState.RUNNING:
             self.fleet.drop(state.name, state.reason, pid=state.pid)
+        # A newer process may serve under its name.
+        if state.state is ProcessState.FAILED and self.dispatcher.hello(state.name) is None:
+            for model in self.prospects.failed(state.name):
+                log.error("nothing will serve %s: all its instances have failed for good", model)
+            if not self.prospects.any:
+                self.hopeless.set()
 
 
 def serve_gateway(
@@ -133,7 +148,8 @@ def serve_gateway(
     policy: Policy | None = None,
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP. ``folders`` hold the prepared models; ``on_ready``
-    is told the URL once every model has an instance. ``endpoint`` defaults to the file's."""
+    is told the URL once every model has an instance. ``endpoint`` defaults to the file's. Raises
+    ``NothingServes`` once no instance will."""
     log_calls_to(sys.stderr)
     texts = {name: ModelText.load(name, folders[name]) for name in cluster.models}
     gateway = Gateway(cluster, texts, endpoint or cluster.gateway.endpoint, launch_specs, policy)
@@ -159,12 +175,27 @@ async def _serve(gateway: Gateway, cluster: Cluster, on_ready: Callable[[str], N
     url = f"http://{cluster.gateway.host}:{cluster.gateway.port}"
     log.info("listening on %s", url)
     announcing = asyncio.create_task(_announce(gateway, url, on_ready))
+    giving_up = asyncio.create_task(_give_up(gateway, stop, hurry))
     try:
         await stop.wait()
         log.info("stopping; open calls have %g s, or until the next signal", STREAM_GRACE)
     finally:
         announcing.cancel()
+        giving_up.cancel()
         await gateway.stop(hurry=hurry)
+    if gateway.hopeless.is_set():
+        names = ", ".join(cluster.instances)
+        raise NothingServes(
+            f"no instance can serve: {names} failed for good, for the reasons logged above; mend "
+            "the cluster file or this machine"
+        )
+
+
+async def _give_up(gateway: Gateway, stop: asyncio.Event, hurry: asyncio.Event) -> None:
+    """What waits for an instance waits in vain."""
+    await gateway.hopeless.wait()
+    hurry.set()
+    stop.set()
 
 
 async def _announce(gateway: Gateway, url: str, on_ready: Callable[[str], None]) -> None:

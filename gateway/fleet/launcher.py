@@ -158,7 +158,8 @@ class Launcher:
                 continue
             if not line:
                 return
-            log.info("%s: %s", name, line.decode(errors="replace").rstrip())
+            level, message = forwarded(name, line.decode(errors="replace").rstrip())
+            log.log(level, "%s", message)
 
     def _tell(
         self, spec: LaunchSpec, state: ProcessState, pid: int, starts: int, reason: str
@@ -172,6 +173,17 @@ class Launcher:
         """The interpreter exits without ``stop``: leave nothing behind."""
         for group in self._groups:
             _signal_group(group, signal.SIGKILL)
+
+
+def forwarded(name: str, line: str) -> tuple[int, str]:
+    """The level and the message for a line of the process ``name``: lines of its log keep their
+    level, and have its name once."""
+    word, _, rest = line.partition(" ")
+    level = logging.getLevelNamesMapping().get(word)
+    if level is None or not rest:
+        return logging.INFO, f"{name}: {line}"
+    named = rest.startswith((f"{name} ", f"{name}: "))
+    return level, rest if named else f"{name}: {rest}"
 
 
 def _signal_process(pid: int, number: signal.Signals) -> None:

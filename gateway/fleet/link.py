@@ -56,7 +56,8 @@ class _KnownKey:
 
 
 class Fleet:
-    """Links to the instances ``known`` by name, bound at ``endpoint`` (ipc or tcp)."""
+    """Links to the instances ``known`` by name, bound at ``endpoint`` (ipc or tcp). ``ending`` is
+    set once instances are being stopped: that their links end is then as it should be."""
 
     def __init__(
         self,
@@ -76,6 +77,7 @@ class Fleet:
         self._fd = -1
         self._reading = False
         self._beating: asyncio.Task[None] | None = None
+        self.ending = False
 
     async def start(self) -> None:
         """Bind and serve. Raises ``FleetError`` when the endpoint cannot be used."""
@@ -216,7 +218,8 @@ class Fleet:
                     log.info("%s connected, pid %d", hello.name, hello.pid)
                     self._sink.connected(hello)
                 case Lost(name=name, reason=reason):
-                    log.warning("%s lost: %s", name, reason)
+                    level = logging.INFO if self.ending else logging.WARNING
+                    log.log(level, "%s lost: %s", name, reason)
                     self._sink.lost(name, reason)
                 case Reply(identity=identity, message=message):
                     self._write(identity, message)

@@ -116,7 +116,7 @@ def _plan_model(
     if context < least:
         total = _pages(weights) + needed + plan.runtime_bytes + PAGE
         refusal = (
-            f"model {name} on {settings.name} needs {total:,} bytes (weights {weights:,}, KV for "
+            f"model {name} needs {total:,} bytes (weights {weights:,}, KV for "
             f"{least} tokens {needed:,}, runtime {plan.runtime_bytes:,}) but device_bytes is "
             f"{settings.device_bytes:,}: raise it or leave the model out"
         )

@@ -27,6 +27,12 @@ def parking_environment(environment: Mapping[str, str] = os.environ) -> dict[str
     return {"LD_PRELOAD": ":".join([str(found[0]), *others])}
 
 
+def torch_has_cuda() -> bool:
+    """Whether torch is installed, and built for CUDA."""
+    torch = _folder("torch")
+    return torch is not None and _cuda_major(torch) is not None
+
+
 def _folder(package: str) -> Path | None:
     spec = importlib.util.find_spec(package)
     return Path(spec.origin).parent if spec is not None and spec.origin else None

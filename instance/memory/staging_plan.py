@@ -13,6 +13,7 @@ blocks that grow from row 0 take the last place first.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -85,6 +86,13 @@ class Chunks:
 
     def bytes_of(self, chunk: int) -> int:
         return min(self.size, self.nbytes - chunk * self.size)
+
+
+def part_held(area: StagingArea, weights: Sequence[int]) -> float:
+    """Of models with so many bytes of weights each, the part for whose chunks ``area`` has places
+    while none of its rows is in use; 1 at most."""
+    chunks = sum(Chunks(nbytes, area.chunk_bytes).count for nbytes in weights)
+    return min(1.0, len(area.places) / chunks) if chunks else 1.0
 
 
 def frame_bytes(layer: int, weights: int, granule: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 import torch
 from msgspec.structs import replace
@@ -16,6 +17,9 @@ from alipes.instance.memory.plan import MemoryPlan
 from alipes.instance.memory.specs import StateSpec
 from alipes.kernels.table import Kernels, kernels_for, variants
 
+RECORDED: Final = ("attend_step", "attend_latent_step")
+"""Operations of recorded steps alone, which only accelerators have."""
+
 
 def engine_facts(
     plan: MemoryPlan,
@@ -24,12 +28,19 @@ def engine_facts(
     memory: DeviceMemory,
     switching: Switching,
 ) -> EngineFacts:
-    """``states`` has the specs of every model, one a layer."""
+    """``states`` has the specs of every model, one a layer. Operations that the device never runs
+    are left out of the kernels."""
     mapped = memory_map(plan, states, block_tokens)
     return EngineFacts(
         memory=replace(mapped, backend=memory.kind, switching=str(switching)),
-        kernels=variants(*_columns(memory.data.device, states)),
+        kernels=_kernels(memory.data.device, states),
     )
+
+
+def _kernels(device: torch.device, states: Mapping[str, Sequence[StateSpec]]) -> dict[str, str]:
+    found = variants(*_columns(device, states))
+    unused = RECORDED if device.type == "cpu" else ()
+    return {operation: variant for operation, variant in found.items() if operation not in unused}
 
 
 def _columns(device: torch.device, states: Mapping[str, Sequence[StateSpec]]) -> list[Kernels]:

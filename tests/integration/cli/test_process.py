@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,13 @@ import sys
 import alipes.cli.main
 heavy = {"torch", "transformers", "starlette", "granian"} & set(sys.modules)
 assert not heavy, heavy
+"""
+
+
+FILE = """
+models: {{a: {{source: {{random: {{family: qwen3, size: tiny}}}}}}}}
+instances: {{hot-0: {{pool: hot, models: [a], device_bytes: 64MiB, device: "cuda:99"}}}}
+gateway: {{port: {port}, endpoint: "ipc://{folder}/link"}}
 """
 
 
@@ -36,3 +44,20 @@ def test_mistakes_end_with_a_line_and_not_a_traceback(tmp_path: Path) -> None:
     assert (failed.returncode, failed.stdout) == (2, "")
     assert failed.stderr.startswith("alipes.yaml: models.a.source: write a folder")
     assert len(failed.stderr.splitlines()) == 1
+
+
+def test_serve_ends_when_no_instance_can_ever_serve(
+    tmp_path: Path, tiny_folders: dict[str, Path]
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    (tmp_path / "alipes.yaml").write_text(FILE.format(port=port, folder=tmp_path))
+    tmp_path.chmod(0o700)
+    ended = run("-m", "alipes.cli.main", "serve", cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    lines = ended.stderr.splitlines()
+    assert lines[-1].startswith("no instance can serve: hot-0 failed for good")
+    told = "ERROR nothing will serve a: all its instances have failed for good"
+    assert any(line.endswith(told) for line in lines)
+    assert any(" INFO hot-0 builds its engine" in line for line in lines)

@@ -118,6 +118,27 @@ def test_a_killed_instance_is_lost_and_started_again(endpoint: str) -> None:
     uvloop.run(run())
 
 
+@pytest.mark.parametrize("ending", [False, True])
+def test_a_link_that_ends_with_everything_is_no_warning(
+    endpoint: str, caplog: pytest.LogCaptureFixture, ending: bool
+) -> None:
+    caplog.set_level("INFO")
+
+    async def run() -> None:
+        sink = Recorder()
+        launcher = Launcher([launch(settings(endpoint))], lambda state: None, QUICK)
+        async with fleet(endpoint, sink) as link:
+            await launcher.start()
+            await sink.until(lambda: bool(sink.hellos))
+            link.ending = ending
+            await launcher.stop()
+            await sink.until(lambda: bool(sink.lost_reasons))
+
+    uvloop.run(run())
+    levels = [r.levelname for r in caplog.records if r.getMessage().startswith("one lost: ")]
+    assert levels == ["INFO" if ending else "WARNING"]
+
+
 def test_a_restarted_gateway_finds_the_same_process_without_its_calls(endpoint: str) -> None:
     async def run() -> None:
         first, second = Recorder(), Recorder()

@@ -13,7 +13,7 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from alipes.cli import serve
+from alipes.cli import check, serve
 from alipes.cli.cluster import load
 from alipes.cli.main import app
 from alipes.cli.serve import launch_specs
@@ -142,6 +142,8 @@ def test_check_prints_the_map_when_asked(cluster_file: Path) -> None:
             assert f"{region['offset']:,}" in printed
             assert f"{region['nbytes']:,}" in printed
     assert "2 (0-1)" in printed
+    assert "dense: float16 weights, float32 KV of " in printed
+    assert "tokens, each row a block of 64" in printed
     assert f"{memory['slabs']:,} slabs of {memory['slab_bytes']:,}" in printed
 
 
@@ -170,9 +172,55 @@ def test_a_slow_hot_model_is_a_warning(cluster_file: Path) -> None:
 
 def test_check_refuses_what_cannot_fit_with_the_numbers(cluster_file: Path) -> None:
     edit(cluster_file, "models: [dense], device_bytes: 64MiB", "models: [dense], device_bytes: 1MB")
-    line = complaint(run("check", "-c", cluster_file), 1)
-    assert "instances.hot-0: model dense on hot-0 needs" in line
+    result = run("check", "--map", "-c", cluster_file)
+    line = complaint(result, 1)
+    assert "instances.hot-0: model dense needs" in line
     assert "device_bytes is 1,000,000" in line
+    [row] = [row for row in result.stdout.splitlines() if row.split()[-1:] == ["no"]]
+    assert row.split()[2:4] == ["-", "-"]
+    assert "dense: does not fit" in result.stdout
+
+
+def test_check_warns_of_a_context_that_device_bytes_cut(cluster_file: Path) -> None:
+    edit(
+        cluster_file, "models: [dense], device_bytes: 64MiB", "models: [dense], device_bytes: 17MB"
+    )
+    result = run("check", "-c", cluster_file, "--json")
+    context = json.loads(result.stdout)["instances"][0]["models"][0]["context"]
+    assert 0 < context < 8192
+    line = complaint(run("check", "-c", cluster_file), 0)
+    cut = f"context of dense is cut from 8,192 to {context:,} by device_bytes"
+    assert line == f"warning: instances.hot-0: {cut}"
+
+
+def test_check_tells_how_much_of_the_other_models_an_idle_arena_holds(cluster_file: Path) -> None:
+    def others() -> list[float | None]:
+        report = json.loads(run("check", "-c", cluster_file, "--json").stdout)
+        assert all("backend" not in one["memory"] for one in report["instances"])
+        return [model["others_fit"] for one in report["instances"] for model in one["models"]]
+
+    assert others() == [None, 1.0, 1.0]
+    assert "others fit" in run("check", "-c", cluster_file).stdout
+    edit(cluster_file, "sparse], device_bytes: 64MiB", "sparse], device_bytes: 21MB")
+    alone, *parts = others()
+    assert alone is None
+    assert all(part is not None and 0 < part < 1 for part in parts)
+    cluster_file.write_text(f"{cluster_file.read_text()}ablations: {{staging: false}}\n")
+    assert others() == [None, None, None]
+    assert "others fit" not in run("check", "-c", cluster_file).stdout
+
+
+def test_check_warns_of_devices_that_are_not_here(
+    cluster_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    edit(cluster_file, "device_bytes: 64MiB}", 'device_bytes: 64MiB, device: "cuda:1"}')
+    monkeypatch.setattr(check, "cuda_devices", lambda: 2)
+    assert run("check", "-c", cluster_file).stderr == ""
+    monkeypatch.setattr(check, "cuda_devices", lambda: 1)
+    line = complaint(run("check", "-c", cluster_file), 0)
+    assert line.startswith("warning: instances.hot-0.device: this machine has 1 CUDA devices")
+    edit(cluster_file, 'device: "cuda:1"', 'device: "cuda:1", engine: fake')
+    assert run("check", "-c", cluster_file).stderr == ""
 
 
 def test_check_plans_kv_of_the_dtype_that_the_device_will_have(cluster_file: Path) -> None:
@@ -233,22 +281,37 @@ def test_check_warns_of_more_threads_than_cores(cluster_file: Path) -> None:
     [
         (
             "{random: {family: llama, size: tiny, seed: 9}}",
-            ": not prepared; run `alipes models pre",
+            ": not prepared; run `alipes models prepare dense -c {file}`",
         ),
-        ("{random: {family: llama, size: huge}}", ".source.size 'huge': use one of"),
         ("./none", "/none': no such folder"),
     ],
 )
-def test_check_refuses_unprepared_models(
+def test_check_refuses_unprepared_models_and_plans_the_others(
     cluster_file: Path, tmp_path: Path, source: str, told: str
 ) -> None:
     text = cluster_file.read_text()
     start, end = text.index("source: "), text.index(", decode_step: 0.1")
     text = text[:start] + f"source: {source}" + text[end:]
     cluster_file.write_text(f"{text}cache: {tmp_path}/cache\n")
-    line = complaint(run("check", "-c", cluster_file), 1)
+    result = run("check", "-c", cluster_file)
+    line = complaint(result, 1)
     assert line.startswith(f"{cluster_file}: models.dense")
-    assert told in line
+    assert told.format(file=cluster_file) in line
+    assert "cold-0 (cold, without dense)" in result.stdout
+    assert "hot-0" not in result.stdout
+
+
+@pytest.mark.parametrize("command", ["check", "serve", "models list"])
+@pytest.mark.parametrize("source", ["family: mamba, size: tiny", "family: llama, size: huge"])
+def test_random_models_that_do_not_exist_are_errors_of_the_file(
+    cluster_file: Path, command: str, source: str
+) -> None:
+    text = cluster_file.read_text()
+    start, end = text.index("source: "), text.index(", decode_step: 0.1")
+    cluster_file.write_text(f"{text[:start]}source: {{random: {{{source}}}}}{text[end:]}")
+    line = complaint(run(*command.split(), "-c", cluster_file), 2)
+    assert line.startswith(f"{cluster_file}: models.dense.source.")
+    assert "use one of" in line
 
 
 def test_check_prints_the_schema(tmp_path: Path) -> None:
@@ -356,15 +419,34 @@ REGIONS = (Region(Content.WEIGHTS, 0, 4321), Region(Content.KV, 4321, 6000, (1, 
 MEMORY = MemoryMap(
     10321, (ModelMap("dense", REGIONS),), 4321, 100, 7, backend="mapped", switching="remap"
 )
-SHOWN = {
+SHOWN: dict[str, object] = {
     "name": "hot-0",
     "connected": True,
-    "snapshot": {"active_model": "dense"},
+    "snapshot": {
+        "active_model": "dense",
+        "counters": {
+            "switch_paths": {"remap": 3, "h2d": 1},
+            "switch_seconds": 2.0,
+            "predicted_switch_seconds": 1.0,
+            "switches": 3,
+        },
+        "staging": {"target": "sparse", "covered": {"sparse": 1234}, "slack": 5678},
+        "occupancy": {
+            "total": 90,
+            "free": 40,
+            "cached": 30,
+            "held": 20,
+            "host_used": 7000,
+            "host_total": 8000,
+            "host_held": 6500,
+        },
+    },
     "hello": {
         "name": "hot-0",
         "engine": "native",
         "device": "cpu",
         "pid": 1,
+        "block_tokens": 64,
         "memory": msgspec.to_builtins(MEMORY),
         "kernels": {"linear": "cpu", "attend": "cpu_attention", "experts": "cpu"},
     },
@@ -420,6 +502,32 @@ def test_inspect_shows_memory_and_kernels_of_what_runs(admin: Path) -> None:
     [shown] = json.loads(run("inspect", "hot-0", "-c", admin, "--json").stdout)
     assert shown["kernels"] == {"linear": "cpu", "attend": "cpu_attention", "experts": "cpu"}
     assert msgspec.convert(shown["memory"], MemoryMap) == MEMORY
+
+
+def test_inspect_shows_switches_staged_weights_and_kv(admin: Path) -> None:
+    printed = run("inspect", "-c", admin).stdout
+    for words in (
+        "1 h2d, 3 remap",
+        "0.5000 (predicted 0.2500)",
+        "sparse 1,234 bytes",
+        "5,678 bytes for sparse",
+        "90 blocks: 40 free, 30 cached, 20 held",
+        "8,000 bytes: 7,000 used, 6,500 of them held",
+    ):
+        assert words in printed
+    [shown] = json.loads(run("inspect", "-c", admin, "--json").stdout)
+    assert shown["live"]["switches"]["paths"] == {"h2d": 1, "remap": 3}
+    assert shown["live"]["staging"]["covered"] == {"sparse": 1234}
+    assert (shown["live"]["kv"]["cached"], shown["live"]["kv"]["host_used"]) == (30, 7000)
+
+
+def test_inspect_of_an_instance_without_a_snapshot(
+    admin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SHOWN, "snapshot", None)
+    [shown] = json.loads(run("inspect", "-c", admin, "--json").stdout)
+    assert (shown["active_model"], shown["live"]) == ("", None)
+    assert "active: no model" in run("inspect", "-c", admin).stdout
 
 
 def test_inspect_of_what_is_not_there(admin: Path) -> None:

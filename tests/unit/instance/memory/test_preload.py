@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from alipes.instance.memory.preload import LIBRARY, parking_environment
+from alipes.instance.memory.preload import LIBRARY, parking_environment, torch_has_cuda
 
 
 @pytest.fixture
@@ -35,8 +35,10 @@ def test_the_library_for_this_cuda_is_loaded_first(packages: Path) -> None:
 def test_nothing_where_there_is_no_such_cuda(packages: Path) -> None:
     (packages / f"{LIBRARY}_cu13.abi3.so").unlink()
     assert parking_environment({}) == {}
+    assert torch_has_cuda()
     (packages / "torch" / "version.py").write_text("cuda: Optional[str] = None\n")
     assert parking_environment({}) == {}
+    assert not torch_has_cuda()
 
 
 def test_nothing_where_it_is_not_installed(packages: Path) -> None:

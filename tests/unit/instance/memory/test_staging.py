@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from alipes.instance.memory.staging import OnDevice, StagingLedger, SwitchPath
-from alipes.instance.memory.staging_plan import Chunks, StagingArea
+from alipes.instance.memory.staging_plan import Chunks, StagingArea, part_held
 
 # Three places in each of two layers of 36 bytes; row 0 is below them all.
 AREA = StagingArea(kv_blocks=6, row_bytes=(6, 6), chunk_bytes=10)
@@ -209,3 +209,12 @@ def test_an_area_without_room_stages_nothing() -> None:
     ledger.occupied(1)
     assert ledger.slack == 0
     assert ledger.switch("b", 40).path is SwitchPath.H2D
+
+
+def test_the_part_of_other_weights_that_an_empty_area_has_places_for() -> None:
+    area = StagingArea(kv_blocks=10, row_bytes=(4, 4), chunk_bytes=16)
+    assert len(area.places) == 4
+    assert part_held(area, []) == 1.0
+    assert part_held(area, [33, 16]) == 1.0
+    assert part_held(area, [65, 48]) == 0.5
+    assert part_held(StagingArea(3, (4,), 16), [1]) == 0.0

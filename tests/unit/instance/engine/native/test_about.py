@@ -43,3 +43,4 @@ def test_kernels_of_all_models_are_told(
     facts = engine_facts(plan, states, 64, PlainMemory(64, torch.device("cpu")), Switching.H2D)
     assert facts.kernels["attend"] == attend
     assert facts.kernels["linear"] == "cpu"
+    assert not {"attend_step", "attend_latent_step"} & set(facts.kernels)

@@ -360,7 +360,7 @@ def test_refusals_name_what_is_wrong(
         step(fresh, PROMPT)
     with pytest.raises(EngineError, match="activate one first"):
         fresh.copy_in([])
-    with pytest.raises(EngineError, match=r"model m on i0 needs .* but device_bytes is 1,024"):
+    with pytest.raises(EngineError, match=r"model m needs .* but device_bytes is 1,024"):
         start({"m": tiny_folders["llama"]}, device_bytes=1024)
     config = json.loads((tiny_folders["llama"] / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["Other"]}))
