@@ -17,11 +17,10 @@ from alipes.cli.output import CommandError, print_json, print_table, reported, s
 from alipes.instance.contract import MemoryMap
 
 
-class Switches(msgspec.Struct, frozen=True):
-    """What made models active so far, by path, and seconds of one on average: what they took, with
-    saving calls before, and what had been predicted."""
+class Arrivals(msgspec.Struct, frozen=True):
+    """How often weights came by one path; seconds of one on average, taken and predicted."""
 
-    paths: dict[str, int]
+    count: int
     mean_seconds: float
     mean_predicted_seconds: float
 
@@ -48,9 +47,11 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Live(msgspec.Struct, frozen=True):
-    """Of the latest snapshot."""
+    """Of the latest snapshot. ``switches`` are those since the instance started, by path;
+    ``mean_turn_seconds`` is from the last iteration before one to the first after it."""
 
-    switches: Switches
+    switches: dict[str, Arrivals]
+    mean_turn_seconds: float
     staging: Staged
     kv: Held
 
@@ -107,14 +108,15 @@ def _running(state: dict[str, Any]) -> Running:
 
 def _live(snapshot: dict[str, Any]) -> Live:
     counters = snapshot["counters"]
-    arrivals = sum(counters["switch_paths"].values())
-    switches = Switches(
-        counters["switch_paths"],
-        counters["switch_seconds"] / max(1, arrivals),
-        counters["predicted_switch_seconds"] / max(1, arrivals),
-    )
+    taken, predicted = counters["path_seconds"], counters["predicted_seconds"]
+    switches = {
+        path: Arrivals(count, taken.get(path, 0.0) / count, predicted.get(path, 0.0) / count)
+        for path, count in sorted(counters["switch_paths"].items())
+        if count
+    }
+    turn = counters["turn_seconds"] / max(1, counters["switches"])
     staging, kv = snapshot["staging"], snapshot["occupancy"]
-    return Live(switches, msgspec.convert(staging, Staged), msgspec.convert(kv, Held))
+    return Live(switches, turn, msgspec.convert(staging, Staged), msgspec.convert(kv, Held))
 
 
 def _show(instance: Running, dtypes: Mapping[str, str]) -> None:
@@ -131,27 +133,16 @@ def _show(instance: Running, dtypes: Mapping[str, str]) -> None:
 
 
 def _show_live(live: Live) -> None:
-    kv, switches, staging = live.kv, live.switches, live.staging
-    paths = [f"{count:,} {path}" for path, count in sorted(switches.paths.items()) if count]
-    staged = [f"{model} {nbytes:,} bytes" for model, nbytes in sorted(staging.covered.items())]
-    following = f" for {staging.target}" if staging.target else ""
+    columns = ("path", "count", "seconds", "predicted")
     rows = [
-        ("switches", ", ".join(paths) or "none"),
-        (
-            "seconds a switch",
-            f"{switches.mean_seconds:.4f} (predicted {switches.mean_predicted_seconds:.4f})",
-        ),
-        ("staged", ", ".join(staged) or "nothing"),
-        ("slack", f"{staging.slack:,} bytes{following}"),
-        (
-            "device KV",
-            f"{kv.total:,} blocks: {kv.free:,} free, {kv.cached:,} cached, {kv.held:,} held",
-        ),
-        (
-            "host KV",
-            f"{kv.host_total:,} bytes: {kv.host_used:,} used, {kv.host_held:,} of them held",
-        ),
+        (path, f"{one.count:,}", f"{one.mean_seconds:.4f}", f"{one.mean_predicted_seconds:.4f}")
+        for path, one in live.switches.items()
     ]
-    if not paths:
-        del rows[1]
-    print_table("now", ("what", "value"), rows, ("what", "value"))
+    title = f"switches: mean seconds of weights; of a whole turn {live.mean_turn_seconds:.4f}"
+    print_table(title, columns, rows, columns[:1])
+    kv, staging = live.kv, live.staging
+    held = [f"{model} {nbytes:,} bytes" for model, nbytes in sorted(staging.covered.items())]
+    following = f" for {staging.target}" if staging.target else ""
+    say(f"staged: {', '.join(held) or 'nothing'}; slack {staging.slack:,} bytes{following}")
+    say(f"device KV: {kv.total:,} blocks: {kv.free:,} free, {kv.cached:,} cached, {kv.held:,} held")
+    say(f"host KV: {kv.host_total:,} bytes: {kv.host_used:,} used, {kv.host_held:,} of them held")

@@ -426,8 +426,9 @@ SHOWN: dict[str, object] = {
         "active_model": "dense",
         "counters": {
             "switch_paths": {"remap": 3, "h2d": 1},
-            "switch_seconds": 2.0,
-            "predicted_switch_seconds": 1.0,
+            "path_seconds": {"remap": 1.5, "h2d": 0.75},
+            "predicted_seconds": {"remap": 0.75, "h2d": 1.0},
+            "turn_seconds": 6.0,
             "switches": 3,
         },
         "staging": {"target": "sparse", "covered": {"sparse": 1234}, "slack": 5678},
@@ -506,9 +507,11 @@ def test_inspect_shows_memory_and_kernels_of_what_runs(admin: Path) -> None:
 
 def test_inspect_shows_switches_staged_weights_and_kv(admin: Path) -> None:
     printed = run("inspect", "-c", admin).stdout
+    cells = [line.split() for line in printed.splitlines()]
+    assert ["h2d", "1", "0.7500", "1.0000"] in cells
+    assert ["remap", "3", "0.5000", "0.2500"] in cells
     for words in (
-        "1 h2d, 3 remap",
-        "0.5000 (predicted 0.2500)",
+        "of a whole turn 2.0000",
         "sparse 1,234 bytes",
         "5,678 bytes for sparse",
         "90 blocks: 40 free, 30 cached, 20 held",
@@ -516,7 +519,11 @@ def test_inspect_shows_switches_staged_weights_and_kv(admin: Path) -> None:
     ):
         assert words in printed
     [shown] = json.loads(run("inspect", "-c", admin, "--json").stdout)
-    assert shown["live"]["switches"]["paths"] == {"h2d": 1, "remap": 3}
+    assert shown["live"]["switches"]["remap"] == {
+        "count": 3,
+        "mean_seconds": 0.5,
+        "mean_predicted_seconds": 0.25,
+    }
     assert shown["live"]["staging"]["covered"] == {"sparse": 1234}
     assert (shown["live"]["kv"]["cached"], shown["live"]["kv"]["host_used"]) == (30, 7000)
 
