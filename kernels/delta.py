@@ -17,11 +17,6 @@ CHUNK: Final = 64
 _BLOCK: Final = 16
 
 
-def l2_norm(x: torch.Tensor, eps: float) -> torch.Tensor:
-    size = x.shape[-1]
-    return F.rms_norm(x, (size,), None, eps / size).mul_(size**-0.5)
-
-
 def gated_norm(
     x: torch.Tensor, weight: torch.Tensor, gate: torch.Tensor, eps: float
 ) -> torch.Tensor:

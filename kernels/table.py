@@ -103,7 +103,6 @@ PORTABLE: Final = replace(
     delta_step=delta.delta_step,
     conv_chunk=delta.conv_chunk,
     conv_step=delta.conv_step,
-    l2_norm=delta.l2_norm,
     gated_norm=delta.gated_norm,
     copy_out=portable.copy_out,
     copy_in=portable.copy_in,
