@@ -7,38 +7,17 @@ no set of half-computed prompts can block one another.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from alipes.instance.contract import BlocksStored, InstanceSettings
 from alipes.instance.memory.prefix import matchable_blocks
 from alipes.instance.memory.rows import HostBlock
 from alipes.instance.scheduler.host import Copying, HostKv
+from alipes.instance.scheduler.known import Known
 from alipes.instance.scheduler.model import ModelState
 from alipes.instance.scheduler.restoring import Restoring
 from alipes.instance.scheduler.sequence import CallState, Sequence
 from alipes.instance.scheduler.space import KvSpace
 from alipes.instance.scheduler.tally import Tally
 from alipes.instance.scheduler.work import Checkpoint, Restore
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A beginning of a prompt that need not be computed: device blocks ``found``, of which the
-    first are ``published``, then host blocks. ``declined`` more lack the state after them."""
-
-    found: list[int]
-    published: int
-    sources: list[HostBlock]
-    declined: int = 0
-
-    @property
-    def blocks(self) -> int:
-        return len(self.found) + len(self.sources)
-
-    def first(self, blocks: int) -> Known:
-        found, rest = self.found[:blocks], max(0, blocks - len(self.found))
-        declined = self.blocks - blocks
-        return Known(found, min(self.published, blocks), self.sources[:rest], declined)
 
 
 class ActiveModel:
@@ -67,7 +46,7 @@ class ActiveModel:
             if not self.admit(head):
                 head.aged = True
                 break
-            tokens = min(budget, head.pending)
+            tokens = min(budget, head.stretch(self.space.block_tokens))
             self.space.grow(head, head.computed + tokens)
             batch.append((head, tokens))
             budget -= tokens
@@ -79,7 +58,7 @@ class ActiveModel:
         for call in calls:
             if budget == 0:
                 break
-            tokens = min(budget, call.pending)
+            tokens = min(budget, call.stretch(self.space.block_tokens))
             # Making room for one may have sent a later one away.
             if call.state is CallState.PREFILL and self._make_room(call, call.computed + tokens):
                 batch.append((call, tokens))
@@ -108,6 +87,7 @@ class ActiveModel:
         found, sources = known.found, known.sources
         if not self.space.acquire(call, found, len(sources), call.length, self._reserve()):
             return False
+        call.parting = known.parting
         if not self.space.acquire_slots(call, known.blocks):
             self.space.release(call)
             return False
@@ -241,23 +221,26 @@ class ActiveModel:
         spare = max(0, self._host.room(self.state.name) - needed)
         copying = self._host.checkpoint(calls, spare)
         if self.space.slots is not None:
-            copying = self._with_states(calls, copying or Copying())
+            copying = copying or Copying()
+            self._add_states({call: self.space.states(call) for call in calls}, needed, copying)
         if copying is None or not copying.blocks:
             return None
         self.space.pool.share(copying.device)
         return self._host.begin(copying)
 
-    def _with_states(self, calls: list[Sequence], copying: Copying) -> Copying:
-        """The copies of the calls' blocks, and of the state after the last of them."""
-        for call in calls:
-            slot = self.space.state_at(call, call.marked)
-            block = None if slot is None else self._host.reserve_state(call, call.marked)
-            if slot is not None and block is not None:
-                assert self.space.slots is not None
-                self.space.slots.hold(slot)
-                copying.add_slot(self.space.device_of(slot), block)
-                copying.slots.append(slot)
-        return copying
+    def _add_states(
+        self, states: dict[Sequence, dict[int, int]], needed: int, copying: Copying
+    ) -> None:
+        """Copy these slots of states after so many blocks of the calls too, as far as the host
+        lacks them and keeps room for ``needed`` blocks."""
+        for call, slots in states.items():
+            for blocks, slot in slots.items():
+                block = self._host.reserve_state(call, blocks, needed)
+                if block is not None:
+                    assert self.space.slots is not None
+                    self.space.slots.hold(slot)
+                    copying.add_slot(self.space.device_of(slot), block)
+                    copying.slots.append(slot)
 
     def copied(self, copying: Copying) -> None:
         """These copies have ended, or were not made."""
@@ -268,8 +251,9 @@ class ActiveModel:
 
     def leave(self) -> Checkpoint | None:
         """Ready every resident call for a switch: the oldest are saved while the host has room,
-        the others will be recomputed. The blocks of the saved stay as they are."""
-        copying = Copying()
+        the others will be recomputed. The blocks of the saved stay as they are. What they anchor
+        on the device goes to the host now, for they will not find it when they end."""
+        copying, anchors = Copying(), dict[Sequence, dict[int, int]]()
         for call in sorted(self.state.resident.values(), key=lambda call: call.order):
             slot = call.state_slot
             device = None if slot is None else self.space.device_of(slot)
@@ -279,6 +263,9 @@ class ActiveModel:
             call.move(CallState.SAVED)
             del self.state.resident[call.call.call_id]
             self.state.saved[call.call.call_id] = call
+            anchors[call] = call.anchors
+        # After all that is saved, as nobody waits for it.
+        self._add_states(anchors, 0, copying)
         return self._host.begin(copying) if copying.blocks else None
 
     @property

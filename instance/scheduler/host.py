@@ -135,15 +135,21 @@ class HostKv:
             copying.device.extend(call.blocks[:full] if new else ())
         return copying if copying.blocks else None
 
-    def reserve_state(self, call: Sequence, blocks: int) -> HostBlock | None:
+    def reserve_state(self, call: Sequence, blocks: int, spare: int) -> HostBlock | None:
         """Room for the recurrent state after the call's first ``blocks`` blocks; None where the
-        host has it, or has no room."""
+        host has it, or has no room besides ``spare`` blocks."""
         if not self._shared or not blocks:
             return None
         revision, keys = self._state_revision(call), call.extend_path(blocks, self._block_tokens)
-        if self.registry.find(revision, keys[blocks - 1]) is not None:
+        there = self.registry.find(revision, keys[blocks - 1])
+        if there is not None:
+            self.registry.touch([there])
             return None
-        return self.registry.reserve(revision, keys[blocks - 1], self._slot_slabs[call.call.model])
+        model = call.call.model
+        slabs = self._slot_slabs[model]
+        if self.registry.total - self.registry.held < slabs + spare * self._slabs[model]:
+            return None
+        return self.registry.reserve(revision, keys[blocks - 1], slabs)
 
     def save(self, call: Sequence, copying: Copying, slot: int | None = None) -> bool:
         """Reserve all that a running call needs to be resumed, its state in device ``slot`` too;

@@ -70,7 +70,7 @@ def take(
     results = iter(sampled)
     for call, tokens in zip(calls, run.chunks, strict=True):
         call.computed += tokens
-        space.moved_on(call)
+        space.moved_on(call, tokens)
         if call.computed < call.length:
             continue
         result = next(results, None)

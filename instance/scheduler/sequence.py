@@ -12,6 +12,7 @@ import numpy as np
 
 from alipes.instance.contract import KEY_BYTES, FinishReason, Submit, TokenIds, chain_keys
 from alipes.instance.engine.protocol import Draw, Recurrence, Row
+from alipes.instance.memory.prefix import matchable_blocks
 from alipes.instance.memory.rows import HostBlock
 
 KEYS_AHEAD: Final = 64
@@ -65,7 +66,10 @@ class Sequence:
 
     The recurrent state of a resident call is in ``slot``, or still in ``origin`` that it continues
     from and does not own; ``mark`` is for its state at the next block boundary, ``marked`` the
-    number of blocks at the last. That of a saved call is in ``saved_slot``."""
+    number of blocks at the last. That of a saved call is in ``saved_slot``. ``parting`` is the
+    number of blocks that others' prompts began with too, where no state was kept after them; 0
+    without any. ``anchors`` maps a number of blocks to the slot with the state after them, which
+    the call holds for those that come later."""
 
     call: Submit
     arrived: int
@@ -92,6 +96,8 @@ class Sequence:
     mark: int | None = None
     marked: int = 0
     saved_slot: HostBlock | None = None
+    parting: int = 0
+    anchors: dict[int, int] = field(default_factory=dict)
     on_host: list[HostBlock] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
     started: int | None = None
@@ -136,12 +142,30 @@ class Sequence:
         """Where the recurrent state after what is computed is now."""
         return self.slot if self.origin is None else self.origin
 
+    def stretch(self, block_tokens: int) -> int:
+        """Tokens that may be computed at once: pending ones, up to where prompts part."""
+        part = self.parting * block_tokens
+        return part - self.computed if self.computed < part else self.pending
+
+    def is_anchor(self, blocks: int, block_tokens: int) -> bool:
+        """Whether those with the same beginning, or the same prompt again, go on from here."""
+        return blocks in (self.parting, matchable_blocks(self.prompt_tokens, block_tokens))
+
+    def boundary(self, start: int, end: int, block_tokens: int) -> int:
+        """The number of blocks after which the state is kept when positions start .. end - 1 are
+        computed, 0 where they complete none: the last one that the prompt could be taken from the
+        cache up to, where that is among them, else the last one."""
+        usable, last = matchable_blocks(self.prompt_tokens, block_tokens), end // block_tokens
+        blocks = usable if start < usable * block_tokens <= end else last
+        return blocks if blocks * block_tokens > start else 0
+
     def leave_device(self) -> None:
         """What it had there is void, or was given back."""
         self.blocks = []
         self.published = 0
         self.slot = self.origin = self.mark = None
         self.marked = 0
+        self.anchors = {}
 
     def start(self, now: int) -> None:
         """Make room for the output; from here on ``history`` is written in place."""
@@ -192,9 +216,9 @@ class Sequence:
     def _recurrence(self, start: int, end: int, block_tokens: int) -> Recurrence | None:
         if self.slot is None:
             return None
-        boundary = end // block_tokens * block_tokens
-        keep = self.mark if boundary > start else None
-        kept = boundary - start if keep is not None else 0
+        blocks = self.boundary(start, end, block_tokens)
+        keep = self.mark if blocks else None
+        kept = blocks * block_tokens - start if keep is not None else 0
         return Recurrence(self.state_slot if start else None, self.slot, keep, kept)
 
     def append(self, token: int, now: int) -> FinishReason | None:

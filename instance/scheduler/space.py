@@ -22,6 +22,7 @@ class KvSpace:
         self.pool = BlockPool(report.kv_blocks)
         self.slots = SlotPool(report.slots) if report.slots else None
         self._first_slot = report.kv_blocks
+        self._anchored: dict[Sequence, None] = {}
         self.block_tokens = block_tokens
         self._index = PrefixIndex(report.name)
         self._incoming: dict[bytes, int] = {}
@@ -124,6 +125,8 @@ class KvSpace:
         if self.slots is not None:
             for slot in filter(_is_slot, (call.slot, call.origin, call.mark)):
                 self.slots.release(slot)
+            while call.anchors:
+                self._let_go(call)
         call.leave_device()
 
     # --- recurrent state -----------------------------------------------------------------------
@@ -147,34 +150,72 @@ class KvSpace:
         if origin is not None:
             # First, or it could be the one that is taken.
             self.slots.hold(origin)
-        slot = self.slots.take()
+        slot = self._take_slot()
         if slot is None:
             if origin is not None:
                 self.slots.release(origin)
             return False
         call.slot, call.origin, call.marked = slot, origin, blocks
-        call.mark = self.slots.take()
+        call.mark = self._take_slot()
+        if origin is not None:
+            self._anchor(call, blocks)
         return True
 
-    def moved_on(self, call: Sequence) -> None:
-        """The call's state is in its own slot; where it has passed a block boundary, its mark has
-        that of there, and is named for others. Of those inside a reply only the last is of use."""
+    def moved_on(self, call: Sequence, tokens: int) -> None:
+        """The call computed ``tokens`` more, and its state is in its own slot; where it has passed
+        a block boundary, its mark has that of there, and is named for others. Of those inside a
+        reply only the last is of use."""
         if self.slots is None:
             return
         if call.origin is not None:
             self.slots.release(call.origin)
             call.origin = None
-        blocks, before = call.computed // self.block_tokens, call.marked
-        if blocks == before:
+        size, before = self.block_tokens, call.marked
+        blocks = call.boundary(call.computed - tokens, call.computed, size)
+        if not blocks:
             return
         call.marked = blocks
         if call.mark is not None:
             keys = call.extend_path(blocks, self.block_tokens)
             self.slots.name(call.mark, keys[blocks - 1])
+            self._anchor(call, blocks)
             self.slots.release(call.mark)
-            if before * self.block_tokens > call.prompt_tokens:
+            if before * size > call.prompt_tokens:
                 self.slots.forget(keys[before - 1])
-        call.mark = self.slots.take()
+        call.mark = self._take_slot()
+
+    def states(self, call: Sequence) -> dict[int, int]:
+        """The slots with the states after so many blocks that are to outlast the call, the deepest
+        first: at its last block boundary, and what it anchors."""
+        last = self.state_at(call, call.marked)
+        found = call.anchors if last is None else call.anchors | {call.marked: last}
+        return dict(sorted(found.items(), reverse=True))
+
+    def _anchor(self, call: Sequence, blocks: int) -> None:
+        """Hold the state at this boundary until the call ends, if others go on from there."""
+        slot = self.state_at(call, blocks)
+        if slot is None or blocks in call.anchors or not call.is_anchor(blocks, self.block_tokens):
+            return
+        assert self.slots is not None
+        self.slots.hold(slot)
+        call.anchors[blocks] = slot
+        self._anchored[call] = None
+
+    def _take_slot(self) -> int | None:
+        """A slot for a call; for want of others one that calls anchor, of the first one first."""
+        assert self.slots is not None
+        slot = self.slots.take()
+        while slot is None and self._anchored:
+            self._let_go(next(iter(self._anchored)))
+            slot = self.slots.take()
+        return slot
+
+    def _let_go(self, call: Sequence) -> None:
+        """Of the call's first anchor."""
+        assert self.slots is not None
+        self.slots.release(call.anchors.pop(next(iter(call.anchors))))
+        if not call.anchors:
+            del self._anchored[call]
 
     def known(self) -> tuple[BlocksStored, ...]:
         """All that is published now."""

@@ -617,7 +617,8 @@ class Driver:
         if pool is None:
             assert all(call.slot is call.origin is call.mark is None for call in calls)
             return
-        held = Counter(s for c in calls for s in (c.slot, c.origin, c.mark) if s is not None)
+        own = (s for c in calls for s in (c.slot, c.origin, c.mark, *c.anchors.values()))
+        held = Counter(s for s in own if s is not None)
         held.update(s for copying in host._copying.values() for s in copying.slots)
         assert pool.held == len(held)
         assert all(pool.references(slot) == count for slot, count in held.items())
@@ -626,6 +627,10 @@ class Driver:
             assert call.slot is not None
             assert held[call.slot] == 1
             assert call.mark is None or held[call.mark] == 1
+            assert len(call.anchors) <= 2
+            assert all(
+                active.space.state_at(call, blocks) == slot for blocks, slot in call.anchors.items()
+            )
 
     def _check_queue(self, waiting: WaitingQueue) -> None:
         assert waiting.context == sum(call.length for call in waiting)
