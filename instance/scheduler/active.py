@@ -217,11 +217,14 @@ class ActiveModel:
         """Begin to copy what the host lacks of calls that end now; the device keeps it meanwhile.
         Room that running calls may need to be saved is left alone."""
         others = [call for call in self.state.resident.values() if call not in calls]
-        needed = sum(self.space.blocks_for(call.length) for call in others)
+        needed = sum(self._host.to_save(call) for call in others)
         spare = max(0, self._host.room(self.state.name) - needed)
         copying = self._host.checkpoint(calls, spare)
         if self.space.slots is not None:
             copying = copying or Copying()
+            for call in calls:
+                begun = call.cached_tokens // self.space.block_tokens
+                self._host.touch_states(call, {begun, *self.space.states(call)})
             self._add_states({call: self.space.states(call) for call in calls}, needed, copying)
         if copying is None or not copying.blocks:
             return None

@@ -85,6 +85,12 @@ class HostKv:
             return Occupancy(0, 0, 0, 0, *host)
         return Occupancy(pool.total, pool.free, pool.cached, pool.held, *host)
 
+    def to_save(self, call: Sequence) -> int:
+        """The room in blocks that saving the call takes at most, its recurrent state included."""
+        model = call.call.model
+        state = -(-self._slot_slabs[model] // self._slabs[model])
+        return -(-call.length // self._block_tokens) + state
+
     def find(self, call: Sequence, first: int, last: int) -> list[HostBlock]:
         """The longest row of the call's blocks from ``first``, before ``last``, that the host
         can give."""
@@ -135,15 +141,20 @@ class HostKv:
             copying.device.extend(call.blocks[:full] if new else ())
         return copying if copying.blocks else None
 
+    def touch_states(self, call: Sequence, places: Iterable[int]) -> None:
+        """Those after so many blocks of the call were of use, as far as the host has them."""
+        for blocks in filter(None, places) if self._shared else ():
+            key = call.extend_path(blocks, self._block_tokens)[blocks - 1]
+            there = self.registry.find(self._state_revision(call), key)
+            self.registry.touch([there] if there is not None else [])
+
     def reserve_state(self, call: Sequence, blocks: int, spare: int) -> HostBlock | None:
         """Room for the recurrent state after the call's first ``blocks`` blocks; None where the
         host has it, or has no room besides ``spare`` blocks."""
         if not self._shared or not blocks:
             return None
         revision, keys = self._state_revision(call), call.extend_path(blocks, self._block_tokens)
-        there = self.registry.find(revision, keys[blocks - 1])
-        if there is not None:
-            self.registry.touch([there])
+        if self.registry.find(revision, keys[blocks - 1]) is not None:
             return None
         model = call.call.model
         slabs = self._slot_slabs[model]

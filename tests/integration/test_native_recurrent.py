@@ -3,25 +3,31 @@ what a slot holds is the state after the tokens it is said to hold, wherever it 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from alipes.instance.contract import (
+    Finished,
     InstanceSettings,
     ModelReport,
     ModelSettings,
     Pool,
+    Sampling,
+    Submit,
     Targets,
     TokenIds,
 )
 from alipes.instance.engine.native.engine import NativeEngine
 from alipes.instance.engine.protocol import BlockCopy, CopyEnd, Recurrence, Row
 
+from .native_instance import Instance
 from .test_native_numbers import BLOCK, Call, Desk, Oracle, scattered
 
 NAMES = ("qwen3-next", "qwen3.5")
@@ -181,3 +187,49 @@ def test_batched_with_calls_of_every_length(
         desk.step(*calls, limit=150)
     for call in calls:
         oracles(name).check(call)
+
+
+class Asking:
+    """Asks one question after another, greedily, with a call to another model after each."""
+
+    def __init__(self, folders: dict[str, Path], name: str, **changes: Any) -> None:
+        self.instance = Instance(folders, blocks=60, prefill_chunk=192, **changes)
+        self.name, self._numbers = name, itertools.count(1)
+
+    def ask(self, prompt: TokenIds) -> tuple[Finished, list[int]]:
+        answer = self._ask(self.name, prompt)
+        for other in self.instance.settings.models:
+            if other.name != self.name:
+                self._ask(other.name, prompt[:100])
+        return answer
+
+    def _ask(self, model: str, prompt: TokenIds) -> tuple[Finished, list[int]]:
+        call_id = next(self._numbers).to_bytes(16, "big")
+        greedy = Sampling(temperature=0.0)
+        self.instance.post(Submit(call_id, model, bytes(16), prompt.tobytes(), 80, greedy))
+        self.instance.until_ended(call_id)
+        last = self.instance.last[call_id]
+        assert isinstance(last, Finished)
+        return last, [drawn.token for drawn in self.instance.drawn[call_id]]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_prompts_come_back_after_other_models_and_change_no_token(
+    tiny_folders: dict[str, Path], text: TokenIds, name: str
+) -> None:
+    folders = {n: tiny_folders[n] for n in (name, "qwen3", "deepseek-v3")}
+    asking, uncached = Asking(folders, name), Asking(folders, name, host_kv=False)
+    prompt, system = text[:510], 3 * BLOCK
+    questions = [np.concatenate([text[:system], text[n : n + 150]]) for n in (1000, 2000, 3000)]
+    # The same again; a reply that became other tokens; then others that begin as it does.
+    other = np.concatenate([prompt, text[4000:4070]])
+    usable = len(prompt) // BLOCK * BLOCK
+    restored = [0, usable, usable, 0, system, system]
+    for sent, expected in zip([prompt, prompt, other, *questions], restored, strict=True):
+        (got, said), (alone, meant) = asking.ask(sent), uncached.ask(sent)
+        assert alone.cached_tokens == 0
+        assert got.cached_tokens == got.restored_tokens == expected
+        assert said == meant
+    for one in (asking, uncached):
+        one.instance.until_idle()
+        one.instance.close()
