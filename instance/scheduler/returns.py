@@ -58,8 +58,7 @@ class Returns:
             return 0.0
         back = 0.0
         for branch in self._out.values():
-            elapsed = now - branch.left
-            peers = [d for d in self._departures if d is not branch and d.away(now) > elapsed]
+            elapsed, peers = self._compare(branch, now)
             soon = (d.gap is not None and d.gap - elapsed <= seconds * NANOSECONDS for d in peers)
             # Of the first ones nothing is known, so that they may well be back.
             back += sum(soon) / len(peers) if peers else float(len(self._departures) == 1)
@@ -74,13 +73,17 @@ class Returns:
         for branch in self._out.values():
             if branch.left < since:
                 continue
-            elapsed = now - branch.left
-            peers = [d for d in self._departures if d is not branch and d.away(now) > elapsed]
+            elapsed, peers = self._compare(branch, now)
             for peer in peers:
                 after = (peer.away(now) - elapsed) / NANOSECONDS
                 if peer.gap is not None and after < value:
                     gains.append((after, (value - after) / len(peers)))
         return sorted(gains)
+
+    def _compare(self, branch: Departure, now: int) -> tuple[int, list[Departure]]:
+        """How long (ns) a branch that is out has been away, and those that were for longer."""
+        elapsed = now - branch.left
+        return elapsed, [d for d in self._departures if d is not branch and d.away(now) > elapsed]
 
 
 def best_wait(gains: list[tuple[float, float]], waiting: int, limit: float) -> float:
