@@ -158,7 +158,7 @@ class EngineLoop:
             scheduler = self._scheduler
             staged = self._engine.stage(scheduler.upcoming(), scheduler.device_rows)
             progress = scheduler.staged(staged, now)
-            if progress.removed:
+            if progress.removed or progress.stored:
                 self._tell(progress, "")
 
     def _switch(self, work: Switch) -> None:
