@@ -87,10 +87,10 @@ class _Resident:
 class NativeEngine:
     """Implements ``Engine``. Construction reads every model's weights into host memory; raises
     ``EngineError`` when one can never fit, a folder is broken or the device is not there.
-    ``switching`` is how models come to the device, by default the best way that there is here and
-    that the settings allow.
-    So are ``graphs`` how steps that decode are computed. In a ``group`` it is one rank: it has its
-    share of every model, and ends of copies are not told but what ``held`` says of them."""
+    ``switching`` is how models come to the device, ``graphs`` how steps that decode are computed,
+    by default the best way that there is here and that the settings allow. In a ``group`` it is one
+    rank: it has its share of every model, and ends of copies are not told but what ``held`` says of
+    them."""
 
     def __init__(
         self,
