@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
 import secrets
 import signal
 import sys
@@ -17,7 +18,8 @@ import uvloop
 
 from alipes.gateway.api.routes import build_app
 from alipes.gateway.api.service import Service
-from alipes.gateway.calls import CallFailure, FailureKind
+from alipes.gateway.calls.book import CallBook
+from alipes.gateway.calls.events import CallFailure, FailureKind
 from alipes.gateway.config import Cluster, RecordSettings
 from alipes.gateway.dispatch import Dispatcher
 from alipes.gateway.fleet.launcher import Launcher, LaunchSpec, LaunchState, ProcessState
@@ -65,13 +67,13 @@ class Gateway:
         limits = settings.limits
         sessions = SessionTable(limits.sessions, limits.session_idle, secrets.token_bytes)
         self.recorder = _recorder(settings.record, texts)
+        observers = (self.metrics, self.recorder) if self.recorder else (self.metrics,)
         self.dispatcher = Dispatcher(
-            self.router,
-            sessions,
+            CallBook(self.router, sessions, os.urandom),
             self._send,
             time.monotonic_ns,
-            self.metrics,
-            self.recorder.take if self.recorder is not None else None,
+            observers,
+            (self.metrics,),
         )
         self.fleet = Fleet(endpoint, frozenset(cluster.instances), self.dispatcher)
         self.launcher = Launcher(launch_specs, self._process_state)

@@ -1,65 +1,59 @@
-"""Live calls: from a placement to an instance and back.
-
-The dispatcher owns every call that is queued or runs. It asks the router where a call goes,
-sends it there, and hands what comes back to the inbox of the client request. A call whose
-instance dies or turns out to be full before the first token is placed again, one whose answer is
-to be whole even after it; the client never notices. It stays the same call of its session. Every
-attempt has a call id of its own, so that a late message of an earlier attempt finds nobody.
-"""
+"""The live driver of the call book: asks it, sends what it wants sent, tells what has happened."""
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Final, Protocol
 
-import numpy as np
-
-from alipes.gateway.calls import (
+from alipes.gateway.calls.book import CallBook
+from alipes.gateway.calls.call import Call
+from alipes.gateway.calls.events import (
     CallEvent,
     CallFailure,
-    CallRequest,
-    FailureKind,
-    Inbox,
-    Restarted,
+    Output,
+    Satisfied,
+    Update,
 )
-from alipes.gateway.live import LiveCall, Stage, failure_of, refusal
-from alipes.gateway.routing.decision import (
-    Completion,
-    Placement,
-    Reject,
-    Wait,
+from alipes.gateway.calls.request import CallRequest
+from alipes.gateway.inbox import Inbox
+from alipes.gateway.routing.decision import Placement
+from alipes.gateway.telemetry.observer import (
+    FleetEvent,
+    FleetObserver,
+    LinkLost,
+    Observer,
+    StateTold,
 )
-from alipes.gateway.routing.router import Router
-from alipes.gateway.routing.sessions import SessionTable
-from alipes.gateway.telemetry.metrics import Metrics
-from alipes.gateway.telemetry.recording import RecordedCall
 from alipes.instance.contract import (
     BlocksRemoved,
     BlocksStored,
-    Cancel,
-    Drain,
-    Failed,
-    FailureClass,
+    Drawn,
     Finished,
     FromInstance,
     Hello,
     Snapshot,
-    Started,
     ToInstance,
     Tokens,
 )
 
-CALL_ID_BYTES: Final = 16
-MAX_ATTEMPTS: Final = 6
-RETRY_SECONDS: Final = 0.05
 DECISIONS_KEPT: Final = 64
 
 
-class Send(Protocol):
+class SendMessage(Protocol):
     def __call__(self, instance: str, message: ToInstance) -> bool: ...
+
+
+@dataclass(slots=True)
+class _Listener:
+    """Who hears of one call: its client's inbox, under ``index``, and an observer of its own."""
+
+    inbox: Inbox
+    index: int
+    observer: Observer | None
+    drawn: bool = False
 
 
 class Dispatcher:
@@ -67,21 +61,19 @@ class Dispatcher:
 
     def __init__(
         self,
-        router: Router,
-        sessions: SessionTable,
-        fleet_send: Send,
+        book: CallBook,
+        fleet_send: SendMessage,
         clock: Callable[[], int],
-        metrics: Metrics,
-        record: Callable[[RecordedCall], None] | None = None,
+        observers: Iterable[Observer] = (),
+        fleet_observers: Iterable[FleetObserver] = (),
     ) -> None:
-        self.router = router
-        self.sessions = sessions
+        self.book = book
         self.decisions: deque[Placement] = deque(maxlen=DECISIONS_KEPT)
         self._send = fleet_send
         self._clock = clock
-        self._metrics = metrics
-        self._record = record
-        self._live: dict[bytes, LiveCall] = {}
+        self._observers = tuple(observers)
+        self._fleet_observers = tuple(fleet_observers)
+        self._listeners: dict[Call, _Listener] = {}
         self._hellos: dict[str, Hello] = {}
         self._snapshots: dict[str, Snapshot] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -91,70 +83,44 @@ class Dispatcher:
     def now(self) -> int:
         return self._clock()
 
-    @property
-    def live_calls(self) -> int:
-        return len(self._live)
-
     def hello(self, instance: str) -> Hello | None:
         return self._hellos.get(instance)
 
     def snapshot(self, instance: str) -> Snapshot | None:
         return self._snapshots.get(instance)
 
-    def submit(self, request: CallRequest, index: int, inbox: Inbox) -> LiveCall:
+    def submit(
+        self, request: CallRequest, index: int, inbox: Inbox, observer: Observer | None = None
+    ) -> Call:
         """Place the call or queue it; its events go to ``inbox`` under ``index``."""
-        now = self._clock()
-        session = self.sessions.begin(
-            request.tenant, request.model, request.claim, request.tokens, request.stem, now
-        )
-        call = LiveCall(request, index, inbox, session, now)
-        self.forget_sessions()
-        self._place(call)
-        self.tick()
+        call, outputs = self.book.submit(request, self._clock())
+        self._listeners[call] = _Listener(inbox, index, observer)
+        self._follow(outputs)
         return call
 
-    def cancel(self, call: LiveCall) -> None:
+    def cancel(self, call: Call) -> None:
         """Forget the call and free what it holds anywhere; nothing if it has ended."""
-        if call.done:
-            return
-        if call.instance:
-            self._send(call.instance, Cancel(call.call_id))
-        self._end(call)
-        self.tick()
+        self._follow(self.book.cancel(call, self._clock()))
+        self._listeners.pop(call, None)
 
-    def satisfied(self, call: LiveCall) -> None:
+    def satisfied(self, call: Call) -> None:
         """As ``cancel``, for a call whose client has all it wants: it counts as finished."""
-        if call.done or call.stage is not Stage.STREAMING:
-            # What the client has is of an attempt whose instance is gone.
-            self.cancel(call)
-            return
-        self._send(call.instance, Cancel(call.call_id))
-        path = call.session.path
-        keys = path.keys(self._kv_format(call))
-        prefix = keys[-1] if keys else b""
-        self._complete(call, Completion(len(call.drawn), prefix, len(keys) * path.block_tokens))
-        self._end(call)
-        self.tick()
+        self._follow(self.book.satisfied(call, self._clock()))
 
     def drain(self, instance: str) -> bool:
         """Let the instance finish what it has; False if it is not connected."""
-        if not self.router.drain(instance, self._clock()):
+        if instance not in self._hellos:
             return False
-        sent = self._send(instance, Drain())
-        self.tick()
-        return sent
+        self._follow(self.book.drain(instance, self._clock()))
+        return True
 
     def forget_sessions(self) -> None:
         """Drop those that are over, idle for too long, or too many."""
-        for branch in self.sessions.gone(self._clock()):
-            self.router.forget(branch)
+        self.book.forget_sessions(self._clock())
 
     def fail_all(self, failure: CallFailure) -> None:
         """End every call, on its instance too: the gateway stops."""
-        for call in list(self._live.values()):
-            if call.instance:
-                self._send(call.instance, Cancel(call.call_id))
-            self._end(call, failure)
+        self._perform(self.book.fail_all(failure, self._clock()))
 
     def close(self) -> None:
         if self._timer is not None:
@@ -165,180 +131,76 @@ class Dispatcher:
 
     def connected(self, hello: Hello) -> None:
         self._hellos[hello.name] = hello
-        self._metrics.instance_up(hello.name, True)
-        self._metrics.described(hello)
-        self.router.connected(hello, self._clock())
-        self._lose_calls(hello.name, "it connected anew")
-        self.tick()
+        self._tell_fleet(hello)
+        self._follow(self.book.connected(hello, self._clock()))
 
     def beat(self, name: str) -> None:
-        self.router.beat(name, self._clock())
-        self.tick()
+        self._follow(self.book.beat(name, self._clock()))
 
     def message(self, name: str, body: FromInstance) -> None:
-        if isinstance(body, Tokens):
-            self._tokens(body)
-            return
-        if isinstance(body, BlocksStored):
-            self.router.stored(name, body)
-            return
-        if isinstance(body, BlocksRemoved):
-            self.router.removed(name, body)
+        outputs = self.book.message(name, body, self._clock())
+        if isinstance(body, Tokens | BlocksStored | BlocksRemoved):
+            # None of these makes room: what waits goes on waiting.
+            self._perform(outputs)
             return
         if isinstance(body, Snapshot):
             self._snapshots[name] = body
-            self._metrics.snapshot(name, body)
-            self.router.updated(name, body, self._clock())
-        elif isinstance(body, Started):
-            self._started(body)
-        elif isinstance(body, Finished):
-            self._finished(body)
-        elif isinstance(body, Failed):
-            self._failed(body)
-        self.tick()
+            self._tell_fleet(StateTold(name, body))
+        self._follow(outputs)
 
     def lost(self, name: str, reason: str) -> None:
         self._hellos.pop(name, None)
         self._snapshots.pop(name, None)
-        self._metrics.instance_up(name, False)
-        self.router.disconnected(name, self._clock())
-        self._lose_calls(name, reason)
-        self.tick()
+        self._tell_fleet(LinkLost(name))
+        self._follow(self.book.lost(name, reason, self._clock()))
 
-    def _lose_calls(self, name: str, reason: str) -> None:
-        failure = CallFailure(FailureKind.LOST, f"instance {name} was lost: {reason}")
-        for call in [call for call in self._live.values() if call.instance == name]:
-            self._retry_or_fail(call, failure)
-
-    # --- events of one call ---
-
-    def _tokens(self, tokens: Tokens) -> None:
-        for drawn in tokens.drawn:
-            call = self._live.get(drawn.call_id)
-            if call is not None:
-                call.stage = Stage.STREAMING
-                call.drawn.append(drawn.token)
-                call.inbox.post(call.index, drawn)
-
-    def _started(self, started: Started) -> None:
-        call = self._live.get(started.call_id)
-        if call is not None:
-            call.cached_tokens = started.cached_tokens
-            call.begun = self._clock()
-            self.router.started(call.call_id, call.begun)
-            call.inbox.post(call.index, started)
-
-    def _finished(self, finished: Finished) -> None:
-        call = self._live.get(finished.call_id)
-        if call is None:
-            return
-        call.cached_tokens = finished.cached_tokens
-        self._complete(
-            call, Completion(finished.completion_tokens, finished.prefix, finished.prefix_tokens)
-        )
-        self._end(call, finished)
-
-    def _complete(self, call: LiveCall, completion: Completion) -> None:
-        """The call has what it was for: its session goes on from here."""
-        now = self._clock()
-        self.router.complete(call.call_id, now, completion)
-        reply = np.array(call.drawn, np.int32)
-        self.sessions.finished(
-            call.session, call.instance, reply, call.cached_tokens, completion.prefix_tokens, now
-        )
-        if self._record is not None:
-            self._record(call.recorded(self._kv_format(call), now))
-
-    def _failed(self, failed: Failed) -> None:
-        call = self._live.get(failed.call_id)
-        if call is None:
-            return
-        failure = failure_of(failed)
-        if failed.failure in (FailureClass.OVERLOADED, FailureClass.GONE):
-            self._retry_or_fail(call, failure)
-        else:
-            self._end(call, failure)
-
-    def _retry_or_fail(self, call: LiveCall, failure: CallFailure) -> None:
-        """Place the call again unless the client has seen of it; where an instance was full or
-        out of reach, only after a while, as the router learns of that later."""
-        begun = call.stage is Stage.STREAMING
-        if (begun and not call.request.whole) or call.attempts >= MAX_ATTEMPTS:
-            self._end(call, failure)
-            return
-        if begun:
-            call.drawn.clear()
-            call.inbox.post(call.index, Restarted())
-        self._metrics.replaced(call.instance)
-        call.stage, call.instance = Stage.QUEUED, ""
-        self.router.released(call.call_id, self._clock())
-        if failure.kind in (FailureKind.OVERLOADED, FailureKind.UNAVAILABLE):
-            delay = RETRY_SECONDS * 2 ** (call.attempts - 1)
-            asyncio.get_running_loop().call_later(delay, self._place_again, call)
-        else:
-            self._place(call)
-
-    def _place_again(self, call: LiveCall) -> None:
-        if not call.done:
-            self._place(call)
-            self.tick()
-
-    # --- placement ---
-
-    def _place(self, call: LiveCall) -> None:
-        self._live.pop(call.call_id, None)
-        call.call_id = os.urandom(CALL_ID_BYTES)
-        self._live[call.call_id] = call
-        self._metrics.live_calls(len(self._live))
-        self._apply(call, self.router.place(call.shape(), self._clock()))
-
-    def _apply(self, call: LiveCall, outcome: Placement | Wait | Reject) -> None:
-        if isinstance(outcome, Reject):
-            self._end(call, refusal(outcome))
-        elif isinstance(outcome, Placement):
-            self._submit_to(call, outcome)
-
-    def _submit_to(self, call: LiveCall, placement: Placement) -> None:
-        call.instance, call.stage = placement.instance, Stage.SENT
-        call.attempts += 1
-        self.decisions.append(placement)
-        self._metrics.placed(placement.instance, placement.reason)
-        if self._send(placement.instance, call.message(self._kv_format(call))):
-            call.inbox.post(call.index, placement)
-        else:
-            self._retry_or_fail(
-                call,
-                CallFailure(FailureKind.UNAVAILABLE, f"instance {call.instance} is not reachable"),
-            )
-
-    def _kv_format(self, call: LiveCall) -> str:
-        """That of the call's model on its instance."""
-        model, reports = call.request.model, self._hellos[call.instance].models
-        return next(report.kv_format for report in reports if report.name == model)
-
-    # --- ends and wake-ups ---
-
-    def _end(self, call: LiveCall, event: CallEvent | None = None) -> None:
-        """The call is over; without ``_complete`` before, it has come to nothing."""
-        self._live.pop(call.call_id, None)
-        self.router.released(call.call_id, self._clock())
-        self.sessions.failed(call.session, self._clock())
-        self.forget_sessions()
-        call.done = True
-        self._metrics.live_calls(len(self._live))
-        if event is not None:
-            call.inbox.post(call.index, event)
+    # --- what is to be done ---
 
     def tick(self) -> None:
-        """Send what can go now and arrange to be woken for the rest."""
-        for outcome in self.router.retry(self._clock()):
-            call = self._live.get(outcome.call_id)
-            if call is not None:
-                self._apply(call, outcome)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        wakeup = self.router.next_wakeup(self._clock())
-        if wakeup is not None:
-            delay = max(0.0, (wakeup - self._clock()) / 1e9)
+        """Time has passed."""
+        self._follow(())
+
+    def _follow(self, outputs: Iterable[Output]) -> None:
+        """Do this, then what can be done now that it is, and arrange to be woken for the rest."""
+        self._perform(outputs)
+        now = self._clock()
+        self._perform(self.book.tick(now))
+        self._wake_at(self.book.next_wakeup(now))
+
+    def _wake_at(self, due: int | None) -> None:
+        self.close()
+        if due is not None:
+            delay = max(0.0, (due - self._clock()) / 1e9)
             self._timer = asyncio.get_running_loop().call_later(delay, self.tick)
+
+    def _perform(self, outputs: Iterable[Output]) -> None:
+        waiting: deque[Output] = deque(outputs)
+        while waiting:
+            output = waiting.popleft()
+            if isinstance(output, Update):
+                self._deliver(output.call, output.event)
+            elif not self._send(output.instance, output.message):
+                waiting.extend(self.book.unsent(output, self._clock()))
+
+    def _deliver(self, call: Call, event: CallEvent) -> None:
+        listener = self._listeners[call]
+        if isinstance(event, Drawn):
+            if listener.drawn:
+                listener.inbox.post(listener.index, event)
+                return
+            listener.drawn = True
+        elif isinstance(event, Placement):
+            self.decisions.append(event)
+        listener.inbox.post(listener.index, event)
+        now = self._clock()
+        for observer in self._observers:
+            observer.of_call(call, event, now)
+        if listener.observer is not None:
+            listener.observer.of_call(call, event, now)
+        if isinstance(event, Finished | Satisfied | CallFailure):
+            del self._listeners[call]
+
+    def _tell_fleet(self, event: FleetEvent) -> None:
+        now = self._clock()
+        for observer in self._fleet_observers:
+            observer.of_fleet(event, now)

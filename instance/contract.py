@@ -218,6 +218,7 @@ class Submit(Wire, frozen=True, omit_defaults=True):
     continuation: bool = False
     final: bool = False
     keys: bytes = b""
+    resumed: int = 0
 
 
 class Cancel(Wire, frozen=True):

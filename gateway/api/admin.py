@@ -39,7 +39,7 @@ async def health(service: Service, exchange: Exchange) -> None:
 async def ready(service: Service, exchange: Exchange) -> None:
     """200 when every model has an instance that takes calls; 503 otherwise, saying which have
     none, and from the first moment of a shutdown."""
-    models = service.dispatcher.router.status(service.dispatcher.now()).models
+    models = service.dispatcher.book.router.status(service.dispatcher.now()).models
     missing = sorted(name for name, able in models.items() if not able)
     if service.stopping or missing:
         body = {"status": "stopping" if service.stopping else "waiting", "missing": missing}
@@ -51,8 +51,9 @@ async def ready(service: Service, exchange: Exchange) -> None:
 async def metrics(service: Service, exchange: Exchange) -> None:
     text, dispatcher = service.metrics, service.dispatcher
     dispatcher.forget_sessions()
-    sessions = dispatcher.sessions
-    status = dispatcher.router.status(dispatcher.now())
+    sessions = dispatcher.book.sessions
+    status = dispatcher.book.router.status(dispatcher.now())
+    text.live_calls(len(dispatcher.book))
     text.routing(status.counts, status.leases, len(sessions), sessions.branches)
     await exchange.respond(200, text.render(), text.content_type.encode())
 
@@ -61,7 +62,7 @@ async def instances(service: Service, exchange: Exchange) -> None:
     """Every instance's state, and the last placements with all their candidates' terms."""
     dispatcher = service.dispatcher
     dispatcher.forget_sessions()
-    status = dispatcher.router.status(dispatcher.now())
+    status = dispatcher.book.router.status(dispatcher.now())
     states = []
     for known in status.instances:
         hello = dispatcher.hello(known.name)
@@ -78,8 +79,8 @@ async def instances(service: Service, exchange: Exchange) -> None:
         {
             "ready": status.ready and not service.stopping,
             "queued": status.queued,
-            "sessions": len(dispatcher.sessions),
-            "live_calls": dispatcher.live_calls,
+            "sessions": len(dispatcher.book.sessions),
+            "live_calls": len(dispatcher.book),
             "placements": status.counts,
             "leases": status.leases,
             "instances": states,

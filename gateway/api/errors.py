@@ -8,7 +8,7 @@ from enum import StrEnum
 from math import ceil
 from typing import Any, Final
 
-from alipes.gateway.calls import CallFailure, FailureKind
+from alipes.gateway.calls.events import CallFailure, FailureKind
 
 
 class ErrorClass(StrEnum):

@@ -10,16 +10,11 @@ from msgspec.structs import replace
 
 from alipes.gateway.api.errors import ApiError, from_failure
 from alipes.gateway.api.exchange import ClientGoneError
-from alipes.gateway.calls import (
-    CallEvent,
-    CallFailure,
-    CallRequest,
-    ClientLeft,
-    Inbox,
-    Restarted,
-)
+from alipes.gateway.calls.call import Call
+from alipes.gateway.calls.events import CallFailure
+from alipes.gateway.calls.request import CallRequest
 from alipes.gateway.dispatch import Dispatcher
-from alipes.gateway.live import LiveCall
+from alipes.gateway.inbox import ClientLeft, Inbox, InboxEvent
 from alipes.gateway.routing.decision import Placement
 from alipes.gateway.routing.identity import NO_CLAIM, Claim
 from alipes.gateway.telemetry.record import CallRecord
@@ -66,7 +61,7 @@ class Job:
     def choices(self) -> int:
         return len(self.prompts) * self.n
 
-    def call(self, index: int, tenant: str, claim: Claim, whole: bool) -> CallRequest:
+    def call(self, index: int, tenant: str, claim: Claim) -> CallRequest:
         prompt = index // self.n
         tokens = self.prompts[prompt]
         sampling = self.sampling
@@ -80,7 +75,6 @@ class Job:
             forced=self.forced,
             claim=claim,
             stem=self.stems[prompt] if self.stems else len(tokens),
-            whole=whole,
             messages=self.messages,
         )
 
@@ -96,14 +90,12 @@ class Finish:
 @dataclass(frozen=True, slots=True)
 class Update:
     """What is new of one choice. ``drawn`` are the tokens behind ``deltas`` where the call
-    asked for logprobs. The last update of a choice has ``finish``. After a ``restart`` its
-    earlier ones count for nothing; only a generation that is to be whole has one."""
+    asked for logprobs. The last update of a choice has ``finish``."""
 
     index: int
     deltas: list[Delta]
     drawn: list[Drawn]
     finish: Finish | None = None
-    restart: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,21 +178,20 @@ class Generation:
         self._record = record
         self._choices = [Choice(job, index) for index in range(job.choices)]
         self._starts: dict[int, Started] = {}
-        self._calls: list[LiveCall] = []
+        self._calls: list[Call] = []
         self._open = job.choices
         self._broken: ApiError | ClientGoneError | None = None
         record.model = job.text.name
         record.prompt_tokens = self.usage.prompt
 
-    def start(self, whole: bool = False) -> None:
-        """Submit all calls. ``whole``: nothing is shown before the end. The choices of one prompt
-        are of one session."""
+    def start(self) -> None:
+        """Submit all calls. The choices of one prompt are of one session."""
         claim = self.job.claim
         for index in range(self.job.choices):
             if index % self.job.n == 0:
                 claim = self.job.claim
-            request = self.job.call(index, self._record.tenant, claim, whole)
-            call = self._dispatcher.submit(request, index, self.inbox)
+            request = self.job.call(index, self._record.tenant, claim)
+            call = self._dispatcher.submit(request, index, self.inbox, self._record)
             self._calls.append(call)
             claim = call.claim
         self._record.session = self.claim.session
@@ -255,7 +246,7 @@ class Generation:
         self._record.restored_tokens = usage.restored
         self._record.completion_tokens = usage.completion
 
-    def _apply(self, index: int, event: CallEvent) -> Update | None:
+    def _apply(self, index: int, event: InboxEvent) -> Update | None:
         if isinstance(event, ClientLeft):
             raise ClientGoneError
         if isinstance(event, CallFailure):
@@ -266,36 +257,19 @@ class Generation:
         if isinstance(event, Drawn):
             return self._drawn(choice, event)
         if isinstance(event, Finished):
-            self._record.prefill = self._record.prefill or event.prefill
             self._open -= 1
             return choice.end(event.reason)
-        if isinstance(event, Restarted):
-            self._choices[index] = Choice(self.job, index)
-            return Update(index, [], [], restart=True)
         if isinstance(event, Started):
-            self._start_of(index, event)
-        else:
-            self._placed(event)
+            self.begun = True
+            self._starts[index] = event
+        elif isinstance(event, Placement):
+            self.placement = event
         return None
 
     def _drawn(self, choice: Choice, drawn: Drawn) -> Update | None:
         self.begun = True
-        if not self._record.first_token:
-            self._record.first_token = self._dispatcher.now()
         update = choice.draw(drawn)
         if choice.finish is not None:
             self._open -= 1
             self._dispatcher.satisfied(self._calls[choice.index])
         return update
-
-    def _start_of(self, index: int, started: Started) -> None:
-        self.begun = True
-        self._starts[index] = started
-        self._record.phase = self._record.phase or started.phase
-        if not self._record.begun:
-            self._record.begun = self._dispatcher.now()
-
-    def _placed(self, placement: Placement) -> None:
-        self.placement = placement
-        self._record.instance = placement.instance
-        self._record.reason = str(placement.reason)

@@ -66,7 +66,7 @@ class Service:
     def context(self, text: ModelText, prompt: int = 0) -> int:
         """Tokens of the longest call: the model's context, or what its instances can hold. A
         ``prompt`` of so many tokens may be too long only for those that have connected so far."""
-        held = self.dispatcher.router.longest_call(text.name, prompt)
+        held = self.dispatcher.book.router.longest_call(text.name, prompt)
         return text.context if held is None else min(text.context, held)
 
     def only_text(self, name: str | None) -> ModelText:

@@ -16,7 +16,7 @@ from typing import Final, Protocol
 from alipes.gateway.api.errors import ApiError
 from alipes.gateway.api.exchange import Exchange, HeaderList
 from alipes.gateway.api.generation import Finish, Generation, Update
-from alipes.gateway.calls import CLIENT, ClientLeft
+from alipes.gateway.inbox import CLIENT, ClientLeft
 from alipes.gateway.text.deltas import TextDelta, ToolArguments, ToolStart
 from alipes.instance.contract import Drawn
 
@@ -98,22 +98,16 @@ class ClientWatch:
 
 
 async def run(exchange: Exchange, generation: Generation, take: Callable[[Update], object]) -> None:
-    """Run the generation to its end, then ``take`` all that counts, choice by choice. Raises
-    ``ApiError`` or ``ClientGoneError``."""
-    updates: list[list[Update]] = [[] for _ in range(generation.job.choices)]
+    """Run the generation to its end; ``take`` gets what it says. Raises ``ApiError`` or
+    ``ClientGoneError``."""
     async with ClientWatch(exchange, generation):
         try:
-            generation.start(whole=True)
+            generation.start()
             while not generation.done():
                 for update in await generation.step(_PATIENCE):
-                    if update.restart:
-                        updates[update.index].clear()
-                    updates[update.index].append(update)
+                    take(update)
         finally:
             generation.close()
-    for choice in updates:
-        for update in choice:
-            take(update)
 
 
 async def collect(exchange: Exchange, generation: Generation) -> list[Collected]:

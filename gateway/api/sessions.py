@@ -18,7 +18,7 @@ async def get_session(service: Service, exchange: Exchange) -> None:
     session of another tenant does not exist."""
     name = client_id(exchange.path_params["session"])
     dispatcher = service.dispatcher
-    view = dispatcher.sessions.view(exchange.record.tenant, name, dispatcher.now())
+    view = dispatcher.book.sessions.view(exchange.record.tenant, name, dispatcher.now())
     if view is None:
         message = f"session: {name[:_SHOWN]!r} is not known (any more)"
         raise ApiError(404, ErrorClass.NOT_FOUND, message, "session", "session_not_found")
@@ -54,7 +54,7 @@ def _branch(service: Service, branch: BranchView) -> dict[str, Any]:
 def _lease(service: Service, branch: bytes) -> dict[str, Any] | None:
     """The place that is held for the branch's next call."""
     now = service.dispatcher.now()
-    lease = service.dispatcher.router.lease_of(branch, now)
+    lease = service.dispatcher.book.router.lease_of(branch, now)
     if lease is None:
         return None
     return {"instance": lease.instance, "seconds_left": (lease.expires - now) / SECOND}

@@ -56,6 +56,7 @@ class CallShape(msgspec.Struct, frozen=True):
     known_tokens: int = 0
     final: bool = False
     path: BlockPath | None = None
+    begun: bool = False
 
 
 class Completion(msgspec.Struct, frozen=True):

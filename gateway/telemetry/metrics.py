@@ -7,10 +7,13 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from alipes.gateway.routing.decision import RouterCounts
+from alipes.gateway.calls.call import Call
+from alipes.gateway.calls.events import CallEvent, Moved
+from alipes.gateway.routing.decision import Placement, RouterCounts
 from alipes.gateway.routing.leases import LeaseCounts
 from alipes.gateway.telemetry.facts import FactGauges
 from alipes.gateway.telemetry.labels import BoundedLabel
+from alipes.gateway.telemetry.observer import FleetEvent, LinkLost, StateTold
 from alipes.gateway.telemetry.record import CallRecord
 from alipes.instance.contract import Hello, Snapshot
 
@@ -51,6 +54,11 @@ class Metrics:
             "alipes_replacements", "Calls placed again, by the instance they left.", ["instance"],
             registry=self.registry,
         )  # fmt: skip
+        self._resumed = Counter(
+            "alipes_resumed_streams",
+            "Those of them that had drawn tokens, by the instance they left.", ["instance"],
+            registry=self.registry,
+        )  # fmt: skip
         self._live = Gauge("alipes_live_calls", "Calls now open.", registry=self.registry)
         self._up = self._gauge("alipes_instance_up", "1 while the instance is connected.")
         self._fleet = InstanceGauges(self.registry)
@@ -85,23 +93,31 @@ class Metrics:
             if seconds is not None:
                 histogram.labels(model).observe(seconds)
 
-    def placed(self, instance: str, reason: str) -> None:
-        self._placements.labels(self._instance(instance), self._reason(reason)).inc()
+    def of_call(self, call: Call, event: CallEvent, now: int) -> None:
+        """Count placements, and those that came to nothing."""
+        if isinstance(event, Placement):
+            reason = self._reason(event.reason)
+            self._placements.labels(self._instance(event.instance), reason).inc()
+        elif isinstance(event, Moved):
+            instance = self._instance(event.instance)
+            self._replacements.labels(instance).inc()
+            if event.drawn:
+                self._resumed.labels(instance).inc()
 
-    def replaced(self, instance: str) -> None:
-        self._replacements.labels(self._instance(instance)).inc()
+    def of_fleet(self, event: FleetEvent, now: int) -> None:
+        """Show what instances tell."""
+        label = self._instance(event.name)
+        match event:
+            case StateTold(snapshot=snapshot):
+                self._fleet.update(label, snapshot, self._model)
+            case LinkLost():
+                self._up.labels(label).set(0)
+            case Hello():
+                self._up.labels(label).set(1)
+                self._facts.update(label, event, self._model)
 
     def live_calls(self, count: int) -> None:
         self._live.set(count)
-
-    def instance_up(self, instance: str, up: bool) -> None:
-        self._up.labels(self._instance(instance)).set(int(up))
-
-    def described(self, hello: Hello) -> None:
-        self._facts.update(self._instance(hello.name), hello, self._model)
-
-    def snapshot(self, instance: str, snapshot: Snapshot) -> None:
-        self._fleet.update(self._instance(instance), snapshot, self._model)
 
     def routing(
         self, counts: RouterCounts, leases: LeaseCounts, sessions: int, branches: int

@@ -8,14 +8,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TextIO
 
+from alipes.gateway.calls.call import Call
+from alipes.gateway.calls.events import CallEvent
+from alipes.gateway.routing.decision import Placement
+from alipes.instance.contract import Drawn, Finished, Started
+
 log = logging.getLogger("alipes.calls")
 
 
 @dataclass(slots=True)
 class CallRecord:
-    """One client call. Clock readings are nanoseconds of the gateway's clock, 0 while unknown;
-    ``prefill`` is in seconds as the instance measured it, ``phase`` that of the slot which took
-    the call in. Of the tokens cached some were ``restored_tokens``, from host memory."""
+    """One client call; it observes the calls that serve it. Clock readings are nanoseconds of the
+    gateway's clock, 0 while unknown; ``prefill`` is in seconds as the instance measured it,
+    ``phase`` that of the slot which took the call in. Of the tokens cached some were
+    ``restored_tokens``, from host memory."""
 
     request_id: str
     route: str
@@ -40,6 +46,20 @@ class CallRecord:
     status: int = 0
     disconnected: bool = False
     error: str = ""
+
+    def of_call(self, call: Call, event: CallEvent, now: int) -> None:
+        """Of several choices the first to begin, to draw and to finish count, and where the last
+        was placed."""
+        match event:
+            case Placement():
+                self.instance, self.reason = event.instance, str(event.reason)
+            case Started():
+                self.phase = self.phase or event.phase
+                self.begun = self.begun or now
+            case Drawn():
+                self.first_token = self.first_token or now
+            case Finished():
+                self.prefill = self.prefill or event.prefill
 
     def seconds_until(self, reading: int) -> float | None:
         """Seconds from receipt until a clock reading, or None while it is unknown."""

@@ -11,8 +11,11 @@ import time
 from pathlib import Path
 from typing import Final
 
+from alipes.gateway.calls.call import Call
+from alipes.gateway.calls.events import CallEvent, Satisfied
 from alipes.gateway.strict import ConfigError
 from alipes.gateway.telemetry.recording import Decode, RecordedCall, Recording
+from alipes.instance.contract import Finished
 
 QUEUE: Final = 512
 CLOSE_SECONDS: Final = 5.0
@@ -62,6 +65,11 @@ class CallRecorder:
             target=self._run, args=(recording,), name="record-calls", daemon=True
         )
         self._thread.start()
+
+    def of_call(self, call: Call, event: CallEvent, now: int) -> None:
+        """Record a call that finished."""
+        if isinstance(event, Finished | Satisfied):
+            self.take(RecordedCall.of(call, now))
 
     def take(self, call: RecordedCall) -> None:
         """Record the call unless there is no room."""

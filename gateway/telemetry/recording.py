@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import msgspec
 
+from alipes.gateway.calls.call import Call
 from alipes.instance.contract import BLOCK_TOKENS
 
 VERSION: Final = 1
@@ -51,6 +52,30 @@ class RecordedCall:
     stop_ids: Sequence[int]
     keys: Sequence[bytes]
     messages: Sequence[Mapping[str, Any]] | None = None
+
+    @classmethod
+    def of(cls, call: Call, now: int) -> RecordedCall:
+        """The call at its end."""
+        request, session = call.request, call.session
+        first = -(-session.kept_tokens // session.path.block_tokens)
+        return cls(
+            tenant=request.tenant,
+            model=request.model,
+            session=session.session,
+            branch=session.branch,
+            number=session.number,
+            parent=session.origin,
+            parent_calls=session.origin_calls,
+            arrived=call.arrived,
+            begun=call.begun or call.arrived,
+            ended=now,
+            prompt=len(request.tokens),
+            kept=session.kept_tokens,
+            drawn=call.drawn,
+            stop_ids=request.stop_ids,
+            keys=session.path.keys(call.kv_format)[first:],
+            messages=request.messages,
+        )
 
 
 class Header(msgspec.Struct, frozen=True, tag_field="kind", tag="recording"):

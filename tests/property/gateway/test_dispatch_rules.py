@@ -1,4 +1,8 @@
-"""The dispatcher against an obvious model: who holds which call, and what its client heard."""
+"""The dispatcher against an obvious model: who holds which call, and what its client heard.
+
+An instance draws ``token_after`` of all that it was given, so that a client's stream tells whether
+what came after an interruption is what would have come without it.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +22,12 @@ from hypothesis.stateful import (
     rule,
 )
 
-from alipes.gateway.calls import CallFailure, CallRequest, Inbox, Restarted
+from alipes.gateway.calls.book import CallBook
+from alipes.gateway.calls.call import Call, Stage
+from alipes.gateway.calls.events import CallFailure, Moved
+from alipes.gateway.calls.request import CallRequest
 from alipes.gateway.dispatch import Dispatcher
-from alipes.gateway.live import LiveCall
+from alipes.gateway.inbox import Inbox
 from alipes.gateway.routing.decision import RouterSettings
 from alipes.gateway.routing.identity import NO_CLAIM, Claim, Source
 from alipes.gateway.routing.router import Router
@@ -53,6 +60,7 @@ from alipes.instance.contract import (
 NAMES = ("one", "two")
 QUEUE_SECONDS = 3.0
 MAX_WAITING = 2
+MAX_TOKENS = 6
 names = st.sampled_from(NAMES)
 
 
@@ -63,6 +71,18 @@ CLAIMS = (
     Claim("t", final=True, source=Source.OWN),
 )
 BRANCHES = 4
+
+
+def token_after(history: tuple[int, ...]) -> int:
+    return (sum(history) * 31 + len(history)) % 97
+
+
+def answer(prompt: tuple[int, ...]) -> list[int]:
+    """What a call must draw, wherever it is served."""
+    history = prompt
+    while len(history) < len(prompt) + MAX_TOKENS:
+        history = (*history, token_after(history))
+    return list(history[len(prompt) :])
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
@@ -80,7 +100,8 @@ class DispatchMachine(RuleBasedStateMachine):
         self.loop = VirtualLoop()
         self.held: dict[str, list[Submit]] = {}
         self.silent: set[bytes] = set()
-        self.calls: list[tuple[LiveCall, Inbox, list[Any]]] = []
+        self.said: dict[bytes, list[int]] = {}
+        self.calls: list[tuple[Call, Inbox, list[Any]]] = []
         self.cancelled: set[int] = set()
         self.version = 0
         known = {"m": frozenset(NAMES)}
@@ -88,7 +109,8 @@ class DispatchMachine(RuleBasedStateMachine):
         metrics = Metrics(known, NAMES)
         clock = lambda: int(self.loop.seconds * 1e9)  # noqa: E731
         self.sessions = SessionTable(BRANCHES, 60.0, Random(1).randbytes)
-        self.dispatcher = Dispatcher(self.router, self.sessions, self._send, clock, metrics)
+        self.book = CallBook(self.router, self.sessions, Random(2).randbytes)
+        self.dispatcher = Dispatcher(self.book, self._send, clock, [metrics], [metrics])
 
     def teardown(self) -> None:
         if hasattr(self, "dispatcher"):
@@ -104,6 +126,7 @@ class DispatchMachine(RuleBasedStateMachine):
         if isinstance(message, Submit):
             self.held[instance].append(message)
             self.silent.add(message.call_id)
+            self.said[message.call_id] = np.frombuffer(message.tokens, "<i4").tolist()
         elif isinstance(message, Cancel):
             self.held[instance] = [
                 call for call in self.held[instance] if call.call_id != message.call_id
@@ -176,13 +199,11 @@ class DispatchMachine(RuleBasedStateMachine):
             self._in_loop(lambda: self._report(name))
 
     @precondition(lambda self: len(self.calls) < 12)
-    @rule(claim=st.sampled_from(CLAIMS), whole=st.booleans(), longer=st.integers(0, 2))
-    def submit(self, claim: Claim, whole: bool, longer: int) -> None:
+    @rule(claim=st.sampled_from(CLAIMS), longer=st.integers(0, 2))
+    def submit(self, claim: Claim, longer: int) -> None:
         inbox = Inbox()
         tokens = np.zeros(5 + longer, np.int32)
-        request = CallRequest(
-            "m", "", tokens, 10, Sampling(), claim=claim, stem=len(tokens), whole=whole
-        )
+        request = CallRequest("m", "", tokens, MAX_TOKENS, claim=claim, stem=len(tokens))
         call = self._in_loop(lambda: self.dispatcher.submit(request, 0, inbox))
         self.calls.append((call, inbox, []))
 
@@ -209,21 +230,34 @@ class DispatchMachine(RuleBasedStateMachine):
         if not self.held.get(name):
             return
         call = data.draw(st.sampled_from(self.held[name]))
-        ends: list[Any] = [None, self._finished(call)]
-        ends += [Failed(call.call_id, kind, "no") for kind in FailureClass]
-        end = data.draw(st.sampled_from(ends))
+        fails = data.draw(st.sampled_from([None, None, None, *FailureClass]))
 
         def play() -> None:
             if call.call_id in self.silent:
                 self.silent.discard(call.call_id)
                 self.dispatcher.message(name, Started(call.call_id, 0, 0.0))
-            for _ in range(tokens):
-                self.dispatcher.message(name, Tokens("m", (Drawn(call.call_id, 1),)))
-            if end is not None:
+            left = self._draw(name, call, tokens)
+            if fails is not None:
                 self.held[name].remove(call)
-                self.dispatcher.message(name, end)
+                self.dispatcher.message(name, Failed(call.call_id, fails, "no"))
+            elif not left and data.draw(st.booleans()):
+                # Else it is lost, or goes on, between its last token and its end.
+                self._finish(name, call)
 
         self._in_loop(play)
+
+    def _draw(self, name: str, call: Submit, tokens: int) -> int:
+        """Draw so many tokens of what is left; how many are left then."""
+        said = self.said[call.call_id]
+        end = len(call.tokens) // 4 - call.resumed + call.max_tokens
+        for _ in range(min(tokens, end - len(said))):
+            said.append(token_after(tuple(said)))
+            self.dispatcher.message(name, Tokens("m", (Drawn(call.call_id, said[-1]),)))
+        return end - len(said)
+
+    def _finish(self, name: str, call: Submit) -> None:
+        self.held[name].remove(call)
+        self.dispatcher.message(name, self._finished(call))
 
     @rule(seconds=st.sampled_from([0.06, 0.5, 2.0, 4.0]))
     def wait(self, seconds: float) -> None:
@@ -237,6 +271,7 @@ class DispatchMachine(RuleBasedStateMachine):
         if not hasattr(self, "dispatcher"):
             return
         live = [call for call, _, _ in self.calls if not call.done]
+        assert tuple(live) == self.book.live
         assert len({call.session.branch for call in live}) == len(live)
         kept = 0
         for name in {call.session.session for call in live}:
@@ -248,31 +283,37 @@ class DispatchMachine(RuleBasedStateMachine):
         assert self.sessions.branches <= BRANCHES + kept
 
     @invariant()
-    def what_was_seen_is_of_the_last_attempt(self) -> None:
-        """A call that begins anew says so before anything of the new attempt; one that is shown
-        as it comes never does so after its first token."""
+    def a_stream_is_whatever_happens_to_instances_what_it_would_be(self) -> None:
         if not hasattr(self, "dispatcher"):
             return
         self._look()
         for call, _, seen in self.calls:
-            drawn = 0
-            for event in seen:
-                if isinstance(event, Restarted):
-                    assert call.request.whole
-                    assert drawn
-                    drawn = 0
-                drawn += isinstance(event, Drawn)
-            assert drawn == len(call.drawn)
+            drawn = [event.token for event in seen if isinstance(event, Drawn)]
+            assert drawn == call.drawn == answer(tuple(call.request.tokens.tolist()))[: len(drawn)]
+            moved = [event.drawn for event in seen if isinstance(event, Moved)]
+            assert moved == sorted(moved)
+            if isinstance(seen[-1] if seen else None, Finished):
+                assert len(drawn) == MAX_TOKENS == seen[-1].completion_tokens
+
+    @invariant()
+    def a_call_that_waits_has_an_event_that_moves_it(self) -> None:
+        if not hasattr(self, "dispatcher"):
+            return
+        for call in self.book.live:
+            if call.stage in (Stage.QUEUED, Stage.PAUSED):
+                assert self.book.next_wakeup(self.dispatcher.now()) is not None
 
     @invariant()
     def instances_hold_what_is_placed(self) -> None:
         if not hasattr(self, "dispatcher"):
             return
         held = {call.call_id for calls in self.held.values() for call in calls}
-        placed = {call.call_id for call, _, _ in self.calls if not call.done and call.instance}
+        placed = {leg.id for name in NAMES for leg in self.book.on(name)}
         assert held == placed
-        live = sum(not call.done for call, _, _ in self.calls)
-        assert self.dispatcher.live_calls == live
+        for call in self.book.live:
+            assert bool(call.instance) == (call.stage in (Stage.SENT, Stage.STREAMING))
+            assert (call.stage is Stage.PAUSED) == (not call.legs)
+            assert {leg.id for leg in call.legs if leg.instance} <= placed
         status = self.router.status(self.dispatcher.now())
         assert sum(instance.placed for instance in status.instances) == len(held)
 
@@ -294,7 +335,9 @@ class DispatchMachine(RuleBasedStateMachine):
             seen += [event for _, event in self.loop.run_until_complete(inbox.take(0))]
 
     def _finished(self, call: Submit) -> Finished:
-        return Finished(call.call_id, FinishReason.STOP, None, 5, 0, 1, 0.0, 0.0, 0.0)
+        prompt = len(call.tokens) // 4 - call.resumed
+        drawn = len(self.said[call.call_id]) - prompt
+        return Finished(call.call_id, FinishReason.LENGTH, None, prompt, 0, drawn, 0.0, 0.0, 0.0)
 
     def _finish_everything(self) -> None:
         """Every call ends when instances answer and time goes on."""
@@ -303,11 +346,11 @@ class DispatchMachine(RuleBasedStateMachine):
             self._in_loop(lambda: None)
             for name in list(self.held):
                 for call in list(self.held[name]):
-                    self.held[name].remove(call)
-                    end = self._finished(call)
-                    self._in_loop(lambda n=name, e=end: self.dispatcher.message(n, e))
+                    self._in_loop(lambda n=name, c=call: self._draw(n, c, MAX_TOKENS))
+                    self._in_loop(lambda n=name, c=call: self._finish(n, c))
         assert all(call.done for call, _, _ in self.calls)
-        assert self.dispatcher.live_calls == 0
+        assert len(self.book) == 0
+        self.a_stream_is_whatever_happens_to_instances_what_it_would_be()
         assert not self.router.status(self.dispatcher.now()).queued.get("m", 0)
 
 

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from alipes.gateway.api.routes import build_app
-from alipes.gateway.calls import CallFailure, FailureKind
+from alipes.gateway.calls.book import CallBook
+from alipes.gateway.calls.events import CallFailure, FailureKind
 from alipes.gateway.config import (
     Cluster,
     GatewaySettings,
@@ -374,8 +375,10 @@ class Stage:
         self.metrics = Metrics(models, self.cluster.instances)
         router = Router(known, RouterSettings(limits.queue_depth, limits.queue_timeout))
         self.sessions = SessionTable(limits.sessions, limits.session_idle, Random(1).randbytes)
+        self.book = CallBook(router, self.sessions, Random(2).randbytes)
+        watching = [self.metrics]
         self.dispatcher = Dispatcher(
-            router, self.sessions, self.fleet.send, time.monotonic_ns, self.metrics
+            self.book, self.fleet.send, time.monotonic_ns, watching, watching
         )
         self.fleet.dispatcher = self.dispatcher
         self.texts = {name: LetterText(name) for name in models}
@@ -409,7 +412,8 @@ def staged() -> Callable[..., Any]:
                 stage.connect_all()
             try:
                 await body(stage)
-                assert stage.dispatcher.live_calls == 0
+                assert len(stage.book) == 0
+                assert stage.dispatcher._listeners == {}
                 assert stage.service.open_calls == 0
             finally:
                 stage.close()

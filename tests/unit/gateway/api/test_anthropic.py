@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from alipes.instance.contract import Submit
+from alipes.instance.contract import FailureClass, Submit
 
 PATH = "/v1/messages"
 BODY = {
@@ -175,14 +175,13 @@ def test_an_error_in_a_stream_is_its_last_event(staged: Staged) -> None:
         ((instance, call),) = await stage.fleet.submitted()
         stage.fleet.start(instance, call)
         stage.fleet.say(instance, call, "ab")
-        stage.dispatcher.lost(instance, "killed")
+        stage.fleet.fail(instance, call, FailureClass.INTERNAL, "broken")
         await task
         events = _named(reply)
         assert [name for name, _ in events].count("message_stop") == 0
         name, data = events[-1]
         assert (name, data["type"], data["request_id"]) == ("error", "error", "mine")
-        assert data["error"]["type"] == "overloaded_error"
-        assert instance in data["error"]["message"]
+        assert data["error"] == {"type": "api_error", "message": "broken"}
 
     staged(body)
 

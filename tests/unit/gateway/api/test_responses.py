@@ -10,7 +10,7 @@ import pytest
 
 from alipes.gateway.config import ApiKey, Limits
 from alipes.gateway.text.errors import TextError
-from alipes.instance.contract import Submit
+from alipes.instance.contract import FailureClass, Submit
 
 PATH = "/v1/responses"
 BODY = {"model": "hot-model", "input": "hi"}
@@ -177,15 +177,14 @@ def test_a_stream_that_breaks_fails_with_what_there_is(staged: Staged) -> None:
         stage.fleet.start(instance, call)
         stage.fleet.say(instance, call, "ab")
         await reply.until(lambda r: b'"delta":"b"' in r.body)
-        stage.dispatcher.lost(instance, "killed")
+        stage.fleet.fail(instance, call, FailureClass.INTERNAL, "broken")
         await task
         last = reply.events()[-1]
         assert last["type"] == "response.failed"
         assert last["sequence_number"] == len(reply.events()) - 1
         response = last["response"]
         assert response["status"] == "failed"
-        assert response["error"]["code"] == "server_error"
-        assert instance in response["error"]["message"]
+        assert response["error"] == {"code": "server_error", "message": "broken"}
         assert response["output"][0]["content"][0]["text"] == "ab"
         missing = await stage.browser.get(f"{PATH}/{response['id']}")
         assert missing.status == 404

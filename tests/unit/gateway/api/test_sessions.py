@@ -238,46 +238,6 @@ def test_a_call_placed_again_is_the_same_call_of_its_session(staged: Staged) -> 
     staged(body)
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/messages"])
-def test_a_whole_answer_begins_anew_when_its_instance_dies(staged: Staged, path: str) -> None:
-    async def body(stage: Any) -> None:
-        raw = json.dumps(chat("hi", max_tokens=9)).encode()
-        reply, task = stage.browser.open("POST", path, raw, MINE)
-        ((name, first),) = await stage.fleet.submitted()
-        stage.fleet.start(name, first)
-        stage.fleet.say(name, first, "old")
-        stage.dispatcher.lost(name, "killed")
-        stage.fleet.connect("cold-0", ["cold-model"])
-        (_, (name, second)) = await stage.fleet.submitted(2)
-        stage.fleet.answer(name, second, "new")
-        await task
-        assert reply.status == 200
-        answer = reply.json()
-        usage = answer["usage"]
-        if path == CHAT:
-            assert answer["choices"][0]["message"]["content"] == "new"
-            assert usage["completion_tokens"] == 3
-        else:
-            assert [block["text"] for block in answer["content"]] == ["new"]
-            assert usage["output_tokens"] == 3
-
-    staged(body)
-
-
-def test_a_stream_that_was_seen_does_not_begin_anew(staged: Staged) -> None:
-    async def body(stage: Any) -> None:
-        raw = json.dumps(chat("hi", stream=True)).encode()
-        reply, task = stage.browser.open("POST", CHAT, raw)
-        ((name, call),) = await stage.fleet.submitted()
-        stage.fleet.start(name, call)
-        stage.fleet.say(name, call, "old")
-        stage.dispatcher.lost(name, "killed")
-        await task
-        assert "instance cold-0 was lost" in reply.body.decode()
-
-    staged(body)
-
-
 def test_a_stop_string_seen_just_before_the_loss_still_ends_the_call(staged: Staged) -> None:
     async def body(stage: Any) -> None:
         raw = json.dumps(chat("hi", stop=".")).encode()
@@ -288,7 +248,8 @@ def test_a_stop_string_seen_just_before_the_loss_still_ends_the_call(staged: Sta
         stage.dispatcher.lost(name, "killed")
         await task
         assert reply.json()["choices"][0]["message"]["content"] == "yes"
-        assert len(stage.sessions) == 0
+        (branch,) = (await stage.browser.get("/v1/sessions/mine")).json()["branches"]
+        assert (branch["calls"], branch["instance"], branch["prefix_tokens"]) == (1, "", 0)
 
     staged(body)
 
@@ -315,7 +276,7 @@ def test_a_forgotten_session_leaves_the_router_too(staged: Staged) -> None:
     async def body(stage: Any) -> None:
         stage.fleet.auto = "yes"
         forgotten: list[bytes] = []
-        stage.dispatcher.router.forget = forgotten.append
+        stage.book.router.forget = forgotten.append
         for n in range(5):
             await stage.browser.post(CHAT, chat(f"hi {n}"), {"x-session-id": f"s{n}"})
         assert forgotten == [call.branch for call in stage.fleet.of(Submit)[:3]]

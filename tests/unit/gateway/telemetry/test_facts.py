@@ -34,7 +34,7 @@ def lines(metrics: Metrics) -> set[str]:
 
 def test_memory_and_kernels_of_an_instance_are_told() -> None:
     metrics = Metrics(["m"], ["one"])
-    metrics.described(HELLO)
+    metrics.of_fleet(HELLO, 0)
     arena = 'alipes_instance_arena_bytes{content="%s",instance="one",model="m"} %s'
     kernel = 'alipes_instance_kernel_info{instance="one",operation="%s",variant="%s"} 1.0'
     assert lines(metrics) == {
@@ -50,8 +50,8 @@ def test_memory_and_kernels_of_an_instance_are_told() -> None:
 
 def test_an_instance_that_comes_back_otherwise_is_told_as_it_is() -> None:
     metrics = Metrics(["m"], ["one"])
-    metrics.described(HELLO)
-    metrics.described(replace(HELLO, device="cuda", memory=MemoryMap(), kernels={}))
+    metrics.of_fleet(HELLO, 0)
+    metrics.of_fleet(replace(HELLO, device="cuda", memory=MemoryMap(), kernels={}), 0)
     [line] = lines(metrics)
     assert 'device="cuda"' in line
 
@@ -61,8 +61,8 @@ def test_what_instances_say_of_themselves_is_bounded() -> None:
     for number in range(300):
         kernels = {f"operation-{number}": f"variant-{number}"}
         regions = (ModelMap(f"rogue-{number}", REGIONS),)
-        metrics.described(replace(HELLO, kernels=kernels, memory=MemoryMap(1, regions)))
-        metrics.described(replace(HELLO, name=f"rogue-{number}", device=f"device-{number}"))
+        metrics.of_fleet(replace(HELLO, kernels=kernels, memory=MemoryMap(1, regions)), 0)
+        metrics.of_fleet(replace(HELLO, name=f"rogue-{number}", device=f"device-{number}"), 0)
     assert len(lines(metrics)) < 20
     assert any('device="other"' in line for line in lines(metrics))
     assert "rogue" not in "".join(lines(metrics))

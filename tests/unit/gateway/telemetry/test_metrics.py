@@ -1,24 +1,41 @@
 from __future__ import annotations
 
+from typing import Any
+
+from alipes.gateway.calls.events import Moved
+from alipes.gateway.routing.decision import Placement, Reason
 from alipes.gateway.telemetry.metrics import Metrics
+from alipes.gateway.telemetry.observer import LinkLost, StateTold
 from alipes.instance.contract import Counters, Estimate, Occupancy, Snapshot, Staging
+
+CALL: Any = None
+"""Metrics count what happens to calls, whichever they are."""
 
 
 def test_instances_and_models_that_are_not_configured_share_a_label() -> None:
     metrics = Metrics(["m"], ["one"])
     for number in range(50):
-        metrics.placed(f"rogue-{number}", "only")
-        metrics.instance_up(f"rogue-{number}", True)
+        metrics.of_call(CALL, Placement(b"", f"rogue-{number}", Reason.ONLY, ()), 0)
+        metrics.of_fleet(LinkLost(f"rogue-{number}"), 0)
     text = metrics.render().decode()
     assert "rogue" not in text
     assert 'alipes_placements_total{instance="other",reason="only"} 50.0' in text
+
+
+def test_calls_that_move_are_counted_and_so_are_streams_among_them() -> None:
+    metrics = Metrics(["m"], ["one"])
+    for drawn in (0, 0, 7):
+        metrics.of_call(CALL, Moved("one", drawn), 0)
+    text = metrics.render().decode()
+    assert 'alipes_replacements_total{instance="one"} 3.0' in text
+    assert 'alipes_resumed_streams_total{instance="one"} 1.0' in text
 
 
 def test_what_switches_took_and_would_take_is_told_by_model_and_path() -> None:
     metrics = Metrics(("a", "b"), ("one",))
     counters = Counters(switch_paths={"remap": 3}, switch_bytes={"h2d": 5, "remap": 70})
     estimate = Estimate(0, 0, 0, 0, 0, 0, switch=0.25, restore_base=0, restore_token=0, samples=1)
-    metrics.snapshot(
+    told = StateTold(
         "one",
         Snapshot(
             version=1,
@@ -34,6 +51,7 @@ def test_what_switches_took_and_would_take_is_told_by_model_and_path() -> None:
             staging=Staging("b", {"b": 70}, slack=9),
         ),
     )
+    metrics.of_fleet(told, 0)
     text = metrics.render().decode()
     for line in (
         'alipes_instance_switches_by_path{instance="one",path="remap"} 3.0',

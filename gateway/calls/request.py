@@ -1,0 +1,29 @@
+"""What a client asks for, one sequence at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from alipes.gateway.routing.identity import NO_CLAIM, Claim
+from alipes.instance.contract import Sampling, TokenIds
+
+
+@dataclass(frozen=True, slots=True)
+class CallRequest:
+    """One sequence to generate: ``tokens`` (n,) int32 is the whole prompt, ``forced`` int32
+    little-endian ids that replace draws. ``sampling.seed`` is set. ``claim`` is what the client
+    says of its session, whose next prompt begins with the first ``stem`` ids of this one.
+    ``messages`` are those that the prompt was made of, if it was."""
+
+    model: str
+    tenant: str
+    tokens: TokenIds
+    max_tokens: int
+    sampling: Sampling = Sampling()
+    stop_ids: tuple[int, ...] = ()
+    forced: bytes = b""
+    claim: Claim = NO_CLAIM
+    stem: int = 0
+    messages: Sequence[Mapping[str, Any]] | None = None
