@@ -1,9 +1,9 @@
 """The life of every call, sans-IO: events in, sends and updates out.
 
 The book owns all calls that are queued or run. It asks the router where a leg goes, has it sent
-there, and tells what comes of it. A call whose instance is lost or refuses it goes on elsewhere from
-its prompt and the tokens that its client has, and stays the same call of its session: seeds and
-penalties count positions from the prompt's beginning, so that what follows is what would have
+there, and tells what comes of it. A call whose instance is lost or refuses it goes on elsewhere,
+from its prompt and the tokens that its client has, and stays the same call of its session: seeds
+and penalties count positions from the prompt's beginning, so that what follows is what would have
 followed. The live gateway and the simulator drive this same class.
 
 Every method takes ``now`` (ns, never falling) and returns what is to be done, in order. ``tick``
@@ -52,7 +52,6 @@ from alipes.instance.contract import (
     Started,
     Submit,
     Tokens,
-    ToInstance,
 )
 
 LEG_ID_BYTES: Final = 16

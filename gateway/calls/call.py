@@ -1,9 +1,9 @@
 """A call from its arrival to its end: attempts, and the legs of the present one.
 
-An attempt is one try to serve what is left of the call, from the prompt and the tokens drawn so far.
-A leg is the part of an attempt that one instance is charged with; today an attempt has one leg, which
-computes the prompt and decodes. A leg has an id of its own on the wire and in the router, so that a
-late message of an earlier attempt finds nobody.
+An attempt is one try to serve what is left of the call, from the prompt and the tokens drawn so
+far. A leg is the part of an attempt that one instance is charged with; today an attempt has one
+leg, which computes the prompt and decodes. A leg has an id of its own on the wire and in the
+router, so that a late message of an earlier attempt finds nobody.
 """
 
 from __future__ import annotations

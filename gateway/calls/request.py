@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from alipes.gateway.routing.identity import NO_CLAIM, Claim
@@ -21,7 +21,7 @@ class CallRequest:
     tenant: str
     tokens: TokenIds
     max_tokens: int
-    sampling: Sampling = Sampling()
+    sampling: Sampling = field(default_factory=Sampling)
     stop_ids: tuple[int, ...] = ()
     forced: bytes = b""
     claim: Claim = NO_CLAIM

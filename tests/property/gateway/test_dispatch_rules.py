@@ -48,7 +48,6 @@ from alipes.instance.contract import (
     ModelReport,
     Occupancy,
     Pool,
-    Sampling,
     Snapshot,
     Started,
     Submit,
