@@ -21,6 +21,8 @@ PROTOCOL: Final = 2
 BLOCK_TOKENS: Final = 64
 KEY_BYTES: Final = 16
 BEAT_SECONDS: Final = 1.0
+MISSED_BEATS: Final = 5
+"""After so many without a sign of life the gateway gives a link up."""
 SNAPSHOT_SECONDS: Final = 0.25
 LINK_SECRET_VARIABLE: Final = "ALIPES_LINK_SECRET"
 """Environment variable with the Z85 CURVE secret key that all processes of a cluster share; it

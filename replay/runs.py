@@ -67,7 +67,8 @@ class SwitchRecord(msgspec.Struct, frozen=True):
 
 class RoundRecord(msgspec.Struct, frozen=True):
     """One round of one instance: seconds of it by what the instance did (see ``Parts`` for the
-    words); ``idle`` and ``linger`` are those in which it did nothing."""
+    words); ``idle`` and ``linger`` are those in which it did nothing, ``down`` those in which it
+    was gone or hung."""
 
     instance: str
     index: int
@@ -79,6 +80,7 @@ class RoundRecord(msgspec.Struct, frozen=True):
     restore: float = 0.0
     linger: float = 0.0
     idle: float = 0.0
+    down: float = 0.0
     sp_admitted: int = 0
     sp_parked: int = 0
 

@@ -14,6 +14,7 @@ LAYERS = ("cli", "replay", "gateway", "planner", "instance", "kernels")
 # What a layer may import of the layers below it, where that is not everything.
 ALLOWED = {
     "replay": (
+        "alipes.gateway.calls",
         "alipes.gateway.routing",
         "alipes.gateway.strict",
         "alipes.planner",
@@ -31,6 +32,7 @@ POLICY = ("alipes.instance.contract", "alipes.instance.engine.protocol", "alipes
 PARTS = {"instance/memory": POLICY, "instance/scheduler": (*POLICY, "alipes.instance.scheduler")}
 
 SANS_IO = (
+    "gateway/calls",
     "gateway/routing",
     "planner",
     "instance/scheduler",
@@ -55,8 +57,9 @@ SANS_IO = (
     "replay/sim/costs.py",
     "replay/sim/devices.py",
     "replay/sim/instance.py",
-    "replay/sim/live.py",
+    "replay/sim/calls.py",
     "replay/sim/measure.py",
+    "replay/sim/node.py",
     "replay/sim/sensitivity.py",
     "replay/sim/staging.py",
     "replay/sim/timed_scheduler.py",

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 import numpy as np
@@ -72,6 +72,7 @@ class CallBook:
         self.sessions = sessions
         self._entropy = entropy
         self._live: dict[Call, None] = {}
+        self._waiting: dict[Call, None] = {}
         self._legs: dict[bytes, Leg] = {}
         self._formats: dict[tuple[str, str], str] = {}
         self._paused: list[tuple[int, int, Call]] = []
@@ -86,9 +87,19 @@ class CallBook:
     def __len__(self) -> int:
         return len(self._live)
 
+    @property
+    def waiting(self) -> Collection[Call]:
+        """Those of them that no instance has, in the order in which they began to wait."""
+        return self._waiting.keys()
+
     def on(self, instance: str) -> tuple[Leg, ...]:
         """The legs that are charged to an instance."""
         return tuple(leg for leg in self._legs.values() if leg.instance == instance)
+
+    def leg(self, instance: str, leg_id: bytes) -> Leg | None:
+        """One of them."""
+        leg = self._legs.get(leg_id)
+        return leg if leg is not None and leg.instance == instance else None
 
     # --- what clients do -------------------------------------------------------------------------
 
@@ -166,7 +177,7 @@ class CallBook:
         nothing."""
         if isinstance(body, Tokens):
             for drawn in body.drawn:
-                leg = self._there(name, drawn.call_id)
+                leg = self.leg(name, drawn.call_id)
                 if leg is not None:
                     self._drew(leg, (drawn.token,))
                     self._tell(leg.call, drawn)
@@ -177,14 +188,14 @@ class CallBook:
         elif isinstance(body, Snapshot):
             self.router.updated(name, body, now)
         elif isinstance(body, Started | Finished | Failed):
-            leg = self._there(name, body.call_id)
+            leg = self.leg(name, body.call_id)
             if leg is not None:
                 self._of_leg(leg, body, now)
         return self._take()
 
     def drew(self, name: str, leg_id: bytes, tokens: Sequence[int]) -> None:
         """An instance has drawn these, for drivers that hear of tokens in bulk."""
-        leg = self._there(name, leg_id)
+        leg = self.leg(name, leg_id)
         if leg is not None and tokens:
             self._drew(leg, tokens)
 
@@ -218,10 +229,6 @@ class CallBook:
             self.router.forget(branch)
 
     # --- a leg and its instance ------------------------------------------------------------------
-
-    def _there(self, name: str, leg_id: bytes) -> Leg | None:
-        leg = self._legs.get(leg_id)
-        return leg if leg is not None and leg.instance == name else None
 
     def _of_leg(self, leg: Leg, body: Started | Finished | Failed, now: int) -> None:
         match body:
@@ -270,6 +277,7 @@ class CallBook:
             self._place(call, now)
         else:
             call.move(Stage.PAUSED)
+            self._waiting[call] = None
             due = now + (PAUSE_NS << (call.attempts - 1))
             heapq.heappush(self._paused, (due, next(self._serials), call))
 
@@ -282,6 +290,7 @@ class CallBook:
         leg = Leg(call, self._entropy(LEG_ID_BYTES), call.path(), len(call.drawn))
         call.legs = (leg,)
         self._legs[leg.id] = leg
+        self._waiting.setdefault(call)
         self._follow(leg, self.router.place(leg.shape(), now), now)
 
     def _follow(self, leg: Leg, outcome: Placement | Wait | Reject, now: int) -> None:
@@ -293,6 +302,7 @@ class CallBook:
             leg.kv_format = call.kv_format = self._formats[leg.instance, call.request.model]
             call.attempts += 1
             call.move(Stage.SENT)
+            del self._waiting[call]
             self._out.append(Send(leg.instance, leg.message()))
             self._tell(call, outcome)
 
@@ -348,6 +358,7 @@ class CallBook:
         self.forget_sessions(now)
         call.move(Stage.ENDED)
         del self._live[call]
+        self._waiting.pop(call, None)
         if event is not None:
             self._tell(call, event)
 

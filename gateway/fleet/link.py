@@ -17,6 +17,7 @@ from alipes.gateway.fleet.links import Beaten, Connected, Delivered, Event, Link
 from alipes.instance.contract import (
     BEAT_SECONDS,
     LINK_SECRET_VARIABLE,
+    MISSED_BEATS,
     FromInstance,
     Hello,
     Ping,
@@ -24,7 +25,6 @@ from alipes.instance.contract import (
     encode,
 )
 
-MISSED_BEATS: Final = 5
 READS_PER_TURN: Final = 256
 QUEUE_MESSAGES: Final = 1 << 16
 MESSAGE_BYTES: Final = 64 << 20

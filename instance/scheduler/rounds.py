@@ -417,6 +417,10 @@ class RoundScheduler:
         """Block rows from the lowest that calls or prefixes of the active model may be in."""
         return self._active.space.pool.highest + 1 if self._active is not None else 0
 
+    def drawn(self, call_id: bytes) -> int:
+        """Tokens that a call has drawn so far, here or before; 0 for one that is not here."""
+        return self._calls[call_id].generated if call_id in self._calls else 0
+
     def context(self, run: Run) -> int:
         """Tokens of all calls of the run, the one to be computed next included."""
         return sum(self._calls[call_id].length for call_id in run.call_ids)

@@ -32,8 +32,10 @@ from alipes.replay.sim.costs import EngineCosts, engine_costs
 from alipes.replay.sim.devices import Memory
 from alipes.replay.sim.hardware import Hardware, HardwareError
 from alipes.replay.sim.instance import SimulatedInstance
-from alipes.replay.sim.scenario import InstanceSpec, Load, Setup
+from alipes.replay.sim.node import Fault, Node, Start
+from alipes.replay.sim.scenario import FaultSpec, InstanceSpec, Load, Setup, named
 from alipes.replay.sim.staging import StagingModel
+from alipes.replay.sim.timeline import Timeline
 from alipes.replay.traces.content import Vocabulary
 from alipes.replay.traces.form import Session
 
@@ -50,6 +52,7 @@ class Fleet:
     hardware: Hardware
     setup: Setup
     instances: Sequence[InstanceSpec]
+    faults: Sequence[FaultSpec] = ()
 
     @property
     def targets(self) -> Targets:
@@ -64,8 +67,17 @@ class Fleet:
 
     def names(self) -> list[tuple[str, InstanceSpec]]:
         """Every instance by name, with what it serves."""
-        numbers = itertools.count()
-        return [(f"i{next(numbers)}", spec) for spec in self.instances for _ in range(spec.count)]
+        return list(named(self.instances).items())
+
+    def faults_of(self, name: str) -> list[Fault]:
+        """What befalls an instance, unless the setup leaves faults out. A process that is killed is
+        back when it has loaded its weights."""
+        usual = self.hardware.fixed.relaunch.value
+        return [
+            fault.planned(usual)
+            for fault in self.faults
+            if fault.instance == name and self.setup.faults
+        ]
 
 
 def sized(hardware: Hardware, setup: Setup) -> Hardware:
@@ -90,7 +102,12 @@ def build(fleet: Fleet, sessions: Sequence[Session], load: Load, seed: int, warm
     gateway_ns = round(per_call * 1e9)
     router = router_of(fleet)
     cluster = Cluster(sessions, pacing, router, table, VOCABULARY, gateway_ns, warmup)
-    cluster.start({name: _instance(fleet, name, spec, cluster) for name, spec in fleet.names()})
+    cluster.start(
+        {
+            name: Node(name, _start(fleet, name, spec, cluster), fleet.faults_of(name), cluster)
+            for name, spec in fleet.names()
+        }
+    )
     return cluster
 
 
@@ -112,8 +129,19 @@ def router_of(fleet: Fleet) -> Router:
     return Router({model: frozenset(names) for model, names in known.items()}, settings)
 
 
-def _instance(
-    fleet: Fleet, name: str, spec: InstanceSpec, cluster: Cluster
+def _start(fleet: Fleet, name: str, spec: InstanceSpec, cluster: Cluster) -> Start:
+    """Makes one process of the instance after another."""
+    timeline, incarnations = Timeline(name), itertools.count(1)
+
+    def start(now: int) -> tuple[SimulatedInstance, Hello]:
+        process, hello = _process(fleet, name, spec, cluster, timeline, now)
+        return process, replace(hello, incarnation=f"simulated-{next(incarnations)}")
+
+    return start
+
+
+def _process(
+    fleet: Fleet, name: str, spec: InstanceSpec, cluster: Cluster, timeline: Timeline, now: int
 ) -> tuple[SimulatedInstance, Hello]:
     hardware, setup = fleet.hardware, fleet.setup
     settings = _settings(fleet, name, spec)
@@ -131,12 +159,20 @@ def _instance(
         block_bytes={model: cost.block_bytes for model, cost in costs.items()},
     )
     instance = SimulatedInstance(
-        name, scheduler, costs, staging, memory, hardware.block_tokens, cluster.message
+        name,
+        scheduler,
+        costs,
+        staging,
+        memory,
+        hardware.block_tokens,
+        cluster.message,
+        timeline,
+        now,
     )
     hello = Hello(
         protocol=PROTOCOL,
         name=name,
-        incarnation="simulated",
+        incarnation="",
         pool=spec.pool,
         engine="simulated",
         device=hardware.name,

@@ -1,36 +1,45 @@
-"""A whole cluster on a virtual clock: clients, the gateway's router and sessions, instances.
+"""A whole cluster on a virtual clock: clients, the gateway's call book, instances.
 
-Router, session table, pacing and schedulers are the live classes. Messages take no time but
-``gateway_ns`` for the gateway's share of a call.
+Book, router, session table, pacing and schedulers are the live classes: what the live gateway's
+dispatcher does with the book's sends and updates is done here on the virtual clock. Messages take
+no time but ``gateway_ns`` for the gateway's share of a call. Tokens come in bulk, at a call's end
+or when its instance is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import msgspec
 
-from alipes.gateway.routing.decision import Completion, Placement, Reject, Wait
+from alipes.gateway.calls.book import CallBook
+from alipes.gateway.calls.call import Call, Leg
+from alipes.gateway.calls.events import CallEvent, CallFailure, Moved, Output, Update
+from alipes.gateway.routing.decision import Placement
 from alipes.gateway.routing.identity import Claim, Source
 from alipes.gateway.routing.router import Router
 from alipes.gateway.routing.sessions import SessionTable
 from alipes.instance.contract import (
-    BlocksRemoved,
-    BlocksStored,
+    Cancel,
     Failed,
     Finished,
     FromInstance,
     Hello,
     Snapshot,
     Started,
+    Submit,
+    ToInstance,
 )
 from alipes.replay.pacing import Pacing, Send
 from alipes.replay.records import CallRecord
+from alipes.replay.sim.calls import SessionContent, SimulatedCall
 from alipes.replay.sim.clock import Clock, Rank, SimulationError
-from alipes.replay.sim.instance import SNAPSHOT_NS, SimulatedInstance
-from alipes.replay.sim.live import TENANT, LiveCall, SessionContent
+from alipes.replay.sim.instance import SNAPSHOT_NS
+from alipes.replay.sim.node import Node
 from alipes.replay.traces.content import Vocabulary
 from alipes.replay.traces.form import Branch, Session
 
@@ -52,36 +61,31 @@ class Cluster:
         warmup: int,
     ) -> None:
         self.records: list[CallRecord] = []
-        self.router = router
+        numbers = itertools.count(1)
+        self.book = CallBook(router, table, lambda size: next(numbers).to_bytes(size, "big"))
         self._sessions = sessions
         self._pacing = pacing
-        self._table = table
         self._vocabulary = vocabulary
         self._gateway_ns = gateway_ns
         self._warmup = self._warming = warmup
         self._before: dict[str, float] = {}
-        self._instances: dict[str, SimulatedInstance] = {}
-        self._formats: dict[tuple[str, str], str] = {}
+        self._nodes: dict[str, Node] = {}
         self._contents: dict[int, SessionContent] = {}
-        self._live: dict[bytes, LiveCall] = {}
-        self._last_id = 0
-        # In the order in which they came: that of a set is another in every process.
-        self._queued: dict[bytes, None] = {}
+        self._calls: dict[Call, SimulatedCall] = {}
+        self._moved: Counter[str] = Counter()
         self._stirred = False
         self._looked = 0
 
-    def start(self, hellos: Mapping[str, tuple[SimulatedInstance, Hello]]) -> None:
+    def start(self, nodes: Mapping[str, Node]) -> None:
         """All instances connect and tell their state."""
-        self._instances = {name: instance for name, (instance, _) in hellos.items()}
+        self._nodes = dict(nodes)
         gateway = _Part(self._wakeup_of_gateway, self._retry)
         clients = _Part(self._pacing.next_wakeup, self._send_due)
-        actors = [(Rank.INSTANCE, instance) for instance in self._instances.values()]
+        actors = [(Rank.INSTANCE, node) for node in self._nodes.values()]
         self.clock = Clock([*actors, (Rank.GATEWAY, gateway), (Rank.CLIENT, clients)])
-        self._numbers = {name: place for place, name in enumerate(self._instances)}
-        for name, (instance, hello) in hellos.items():
-            self.router.connected(hello, 0)
-            self._formats.update(((name, m.name), m.kv_format) for m in hello.models)
-            instance.refresh(0)
+        self._numbers = {name: place for place, name in enumerate(self._nodes)}
+        for name, node in self._nodes.items():
+            self.connected(node.hello)
             self.clock.moved(self._numbers[name])
         self._stir()
 
@@ -91,7 +95,7 @@ class Cluster:
         try:
             while not self._pacing.done:
                 if not self.clock.step():
-                    raise SimulationError(f"{len(self._live)} calls wait and nothing will happen")
+                    raise SimulationError(f"{len(self.book)} calls wait and nothing will happen")
                 if checked:
                     self._check()
             self._finish()
@@ -100,47 +104,51 @@ class Cluster:
 
     def _finish(self) -> None:
         """All sessions are over: nothing is left anywhere."""
-        for instance in self._instances.values():
-            instance.finish(self.clock.now)
+        for node in self._nodes.values():
+            node.finish(self.clock.now)
         self._check()
-        status = self.router.status(self.clock.now)
+        status = self.book.router.status(self.clock.now)
         placed = sum(instance.placed for instance in status.instances)
-        if self._live or self._queued or placed or any(status.queued.values()):
+        if len(self.book) or placed or any(status.queued.values()):
             raise SimulationError(
-                f"when all sessions were over, {len(self._live)} calls were not: {placed} placed,"
+                f"when all sessions were over, {len(self.book)} calls were not: {placed} placed,"
                 f" {status.queued} queued"
             )
 
     def _check(self) -> None:
         """Every call is in one place, and what its instance holds adds up."""
-        there = sum(instance.calls for instance in self._instances.values())
-        if there + len(self._queued) != len(self._live):
+        placed = 0
+        for name, node in self._nodes.items():
+            legs = self.book.on(name)
+            placed += len(legs)
+            node.check({leg.id for leg in legs})
+        waiting = len(self.book.waiting)
+        if placed + waiting != len(self.book):
             raise SimulationError(
-                f"of {len(self._live)} calls {len(self._queued)} are queued and {there} placed"
+                f"of {len(self.book)} calls {waiting} are queued and {placed} placed"
             )
-        for instance in self._instances.values():
-            instance.check()
 
     @property
-    def instances(self) -> tuple[SimulatedInstance, ...]:
-        return tuple(self._instances.values())
+    def nodes(self) -> tuple[Node, ...]:
+        return tuple(self._nodes.values())
 
     def counters(self) -> dict[str, float]:
-        """Totals since the warm-up ended: what the router counted of placements and leases, and the
-        instances' own."""
+        """Totals since the warm-up ended: what the router counted of placements and leases, calls
+        that moved, and the instances' own."""
         before = self._before
         return {name: value - before.get(name, 0.0) for name, value in self._totals().items()}
 
     def _totals(self) -> dict[str, float]:
-        status = self.router.status(self.clock.now)
+        status = self.book.router.status(self.clock.now)
         counts, leases = (
             msgspec.structs.asdict(status.counts),
             msgspec.structs.asdict(status.leases),
         )
         found = {name: float(value) for name, value in counts.items()}
         found |= {f"leases_{name}": float(value) for name, value in leases.items()}
-        for instance in self._instances.values():
-            for name, value in msgspec.structs.asdict(instance.scheduler.counters()).items():
+        found |= {name: float(self._moved[name]) for name in ("moved", "resumed_streams")}
+        for counters in (each for node in self._nodes.values() for each in node.counters):
+            for name, value in msgspec.structs.asdict(counters).items():
                 total = sum(value.values()) if isinstance(value, dict) else value
                 found[name] = found.get(name, 0.0) + total
         return found | {"events": float(self.clock.events)}
@@ -155,33 +163,28 @@ class Cluster:
     def _send(self, send: Send, now: int) -> None:
         session = self._sessions[send.session]
         branch = session.branches[send.branch]
-        call = branch.calls[send.index]
         content = self._content(send, session)
-        prompt = content.prompt(branch, send.index)
-        claim = _claim(session, branch, send.last)
-        model = branch.model or session.model
-        begun = self._table.begin(TENANT, model, claim, prompt, len(prompt), now)
-        self._last_id += 1
-        live = LiveCall(
+        simulated = SimulatedCall(
             send=send,
             session_id=session.id,
             branch=branch,
-            call=call,
-            model=model,
-            prompt=prompt,
+            call=branch.calls[send.index],
+            model=branch.model or session.model,
+            prompt=content.prompt(branch, send.index),
             reply=content.reply(branch, send.index),
-            begun=begun,
-            call_id=self._last_id.to_bytes(16, "big"),
             sent=now,
-            returning=begun.continuation and send.index > 0,
             warmup=send.session < self._warmup,
         )
-        self._live[live.call_id] = live
         self.clock.note("send", session.id, branch.name, send.index)
-        for gone in self._table.gone(now):
-            self.router.forget(gone)
-        self._refresh(model, now)
-        self._apply(live, self.router.place(live.shape(), now), now)
+        self._refresh(simulated.model, now)
+        request = simulated.request(_claim(session, branch, send.last))
+        call, outputs = self.book.submit(request, now)
+        simulated.known_tokens = call.session.known_tokens
+        simulated.returning = call.session.continuation and send.index > 0
+        self._calls[call] = simulated
+        self._perform(outputs)
+        if call in self.book.waiting:
+            self._looked = now
 
     def _content(self, send: Send, session: Session) -> SessionContent:
         if send.session not in self._contents:
@@ -193,107 +196,117 @@ class Cluster:
     def _wakeup_of_gateway(self) -> int | None:
         """After anything that may let a queued call go, and to hear of states while one waits."""
         now = self.clock.now
-        if not self._queued:
+        if not self.book.waiting:
             return None
         wakeup = now if self._stirred else self._looked + SNAPSHOT_NS
-        due = self.router.next_wakeup(now)
+        due = self.book.next_wakeup(now)
         return max(now, wakeup if due is None else min(wakeup, due))
 
     def _retry(self, now: int) -> None:
         """Queued calls that can go, go."""
         self._stirred, self._looked = False, now
-        for model in dict.fromkeys(self._live[call_id].model for call_id in self._queued):
+        for model in dict.fromkeys(call.request.model for call in self.book.waiting):
             self._refresh(model, now)
-        for outcome in self.router.retry(now):
-            self._apply(self._live[outcome.call_id], outcome, now)
+        self._perform(self.book.tick(now))
         self._stirred = False
-        self._moved()
+        self._moved_on()
 
     def _refresh(self, model: str, now: int) -> None:
         """Instances are alive, and their state is as fresh as it is live."""
-        for name, instance in self._instances.items():
-            if (name, model) in self._formats:
-                instance.refresh(now)
-                self.router.beat(name, now)
+        for node in self._nodes.values():
+            if node.responds and node.serves(model):
+                node.process.refresh(now)
+                self._perform(self.book.beat(node.name, now))
 
-    def _apply(self, live: LiveCall, outcome: Placement | Wait | Reject, now: int) -> None:
-        if isinstance(outcome, Wait):
-            self._queued[live.call_id] = None
-            self._looked = now
-            return
-        self._queued.pop(live.call_id, None)
-        if isinstance(outcome, Reject):
-            self._fail(live, outcome.reason, now)
-            return
-        live.placed, live.instance = now, outcome.instance
-        live.placement = outcome.reason.value
-        self.clock.note("place", live.call_id.hex()[-6:], live.instance, live.placement)
-        self._instances[outcome.instance].deliver(
-            live.submit(self._formats[live.instance, live.model]), now
-        )
-        self.clock.moved(self._numbers[outcome.instance])
+    def _perform(self, outputs: Iterable[Output]) -> None:
+        for output in outputs:
+            if isinstance(output, Update):
+                self._told(output.call, output.event)
+            else:
+                self._deliver(output.instance, output.message)
+
+    def _deliver(self, name: str, message: ToInstance) -> None:
+        if isinstance(message, Submit | Cancel):
+            self._nodes[name].deliver(message, self.clock.now)
+            self.clock.moved(self._numbers[name])
+
+    def _told(self, call: Call, event: CallEvent) -> None:
+        simulated = self._calls[call]
+        match event:
+            case Placement(instance=instance, reason=reason):
+                simulated.placed, simulated.instance = self.clock.now, instance
+                simulated.placement = reason.value
+                self.clock.note("place", _short(call.legs[0].id), instance, reason.value)
+            case Moved(drawn=drawn):
+                self._moved["moved"] += 1
+                self._moved["resumed_streams"] += drawn > 0
+            case Finished():
+                self._finished(call, simulated, event)
+            case CallFailure(reason=reason):
+                self.records.append(simulated.failed(reason, self.clock.now))
+                self._end(call, False, self.clock.now)
 
     # --- what instances say ----------------------------------------------------------------------
 
     def message(self, name: str, body: FromInstance) -> None:
         """An instance says something, now."""
         now = self.clock.now
-        match body:
-            case BlocksStored():
-                self.router.stored(name, body)
-            case BlocksRemoved():
-                self.router.removed(name, body)
-            case Snapshot():
-                self.router.beat(name, now)
-                self.router.updated(name, body, now)
-                self._stir()
-            case Started():
-                self.router.started(body.call_id, now)
-            case Finished():
-                self._finished(self._awaited(name, body.call_id), body, now)
-            case Failed():
-                live = self._awaited(name, body.call_id)
-                self._instances[name].timeline.calls.pop(body.call_id, None)
-                self._fail(live, body.reason, now)
+        if isinstance(body, Started | Finished | Failed):
+            leg = self._awaited(name, body.call_id)
+            if isinstance(body, Finished):
+                self._tell_drawn(leg, body.completion_tokens)
+            elif isinstance(body, Failed):
+                self._nodes[name].timeline.calls.pop(body.call_id, None)
+        self._perform(self.book.message(name, body, now))
+        if isinstance(body, Snapshot | Finished | Failed):
+            self._stir()
 
-    def _awaited(self, name: str, call_id: bytes) -> LiveCall:
-        live = self._live.get(call_id)
-        if live is None or live.instance != name:
-            raise SimulationError(f"{name} tells of call {call_id.hex()[-6:]}, which is not there")
-        return live
+    def connected(self, hello: Hello) -> None:
+        """A node has a link."""
+        self.clock.note("connected", hello.name)
+        self._perform(self.book.connected(hello, self.clock.now))
+        self._nodes[hello.name].process.refresh(self.clock.now)
+        self._stir()
 
-    def _finished(self, live: LiveCall, finished: Finished, now: int) -> None:
-        self.clock.note("finished", live.call_id.hex()[-6:], live.instance)
-        completion = Completion(finished.completion_tokens, finished.prefix, finished.prefix_tokens)
-        self.router.complete(live.call_id, now, completion)
-        self._table.finished(
-            live.begun,
-            live.instance,
-            live.reply,
-            finished.cached_tokens,
-            finished.prefix_tokens,
-            now,
-        )
-        self._contents[live.send.session].remember(live.branch, live.send.index, live.context())
-        times = self._instances[live.instance].timeline.ended(live.call_id)
-        record = live.finished(finished, times, now, self._gateway_ns)
-        live.check(record)
+    def lost(self, name: str, reason: str) -> None:
+        """A node has a link no more; what it has drawn by now has been told."""
+        self.clock.note("lost", name, reason)
+        node = self._nodes[name]
+        for leg in self.book.on(name):
+            self._tell_drawn(leg, node.process.scheduler.drawn(leg.id))
+            self._calls[leg.call].leaves(node.timeline.calls.get(leg.id))
+        self._perform(self.book.lost(name, reason, self.clock.now))
+        self._stir()
+
+    def _awaited(self, name: str, leg_id: bytes) -> Leg:
+        leg = self.book.leg(name, leg_id)
+        if leg is None:
+            raise SimulationError(f"{name} tells of call {_short(leg_id)}, which is not there")
+        return leg
+
+    def _tell_drawn(self, leg: Leg, count: int) -> None:
+        """The leg's call has drawn ``count`` tokens in all."""
+        drawn = self._calls[leg.call].drawn(len(leg.call.drawn), count)
+        self.book.drew(leg.instance, leg.id, drawn)
+
+    def _finished(self, call: Call, simulated: SimulatedCall, finished: Finished) -> None:
+        now, (leg,) = self.clock.now, call.legs
+        self.clock.note("finished", _short(leg.id), leg.instance)
+        content = self._contents[simulated.send.session]
+        content.remember(simulated.branch, simulated.send.index, simulated.context())
+        times = self._nodes[leg.instance].timeline.ended(leg.id)
+        record = simulated.finished(leg, finished, times, now, self._gateway_ns)
+        simulated.check(record)
         self.records.append(record)
-        self._end(live, True, now + self._gateway_ns)
+        self._end(call, True, now + self._gateway_ns)
 
-    def _fail(self, live: LiveCall, reason: str, now: int) -> None:
-        self.router.released(live.call_id, now)
-        self._table.failed(live.begun, now)
-        self.records.append(live.failed(reason, now))
-        self._end(live, False, now)
-
-    def _end(self, live: LiveCall, succeeded: bool, now: int) -> None:
-        del self._live[live.call_id]
-        self._pacing.ended(live.send, succeeded, now)
-        if not self._pacing.running(live.send.session):
-            self._contents.pop(live.send.session, None)
-            self._warming -= live.warmup
-            if live.warmup and not self._warming:
+    def _end(self, call: Call, succeeded: bool, now: int) -> None:
+        simulated = self._calls.pop(call)
+        self._pacing.ended(simulated.send, succeeded, now)
+        if not self._pacing.running(simulated.send.session):
+            self._contents.pop(simulated.send.session, None)
+            self._warming -= simulated.warmup
+            if simulated.warmup and not self._warming:
                 totals = self._totals()
                 self._before = {name: totals[name] for name in totals if name not in LEVELS}
         self._stir()
@@ -301,10 +314,10 @@ class Cluster:
     def _stir(self) -> None:
         """Gateway and clients may have another wake-up."""
         self._stirred = True
-        self._moved()
+        self._moved_on()
 
-    def _moved(self) -> None:
-        count = len(self._instances)
+    def _moved_on(self) -> None:
+        count = len(self._nodes)
         self.clock.moved(count)
         self.clock.moved(count + 1)
 
@@ -319,6 +332,10 @@ class _Part:
     @property
     def wakeup(self) -> int | None:
         return self.due()
+
+
+def _short(leg_id: bytes) -> str:
+    return leg_id.hex()[-6:]
 
 
 def _claim(session: Session, branch: Branch, last: bool) -> Claim:

@@ -17,6 +17,7 @@ from alipes.instance.contract import (
     Cancel,
     FromInstance,
     Submit,
+    Welcome,
 )
 from alipes.instance.engine.protocol import Sampled, SwitchReport
 from alipes.instance.scheduler import phases
@@ -29,8 +30,14 @@ from alipes.replay.sim.devices import Costs, Memory, Stretch, Weights
 from alipes.replay.sim.timeline import Activity, Timeline
 
 SNAPSHOT_NS: Final = int(SNAPSHOT_SECONDS * 1e9)
+_ACTIVITIES: Final = {
+    Run: Activity.PREFILL,
+    Restore: Activity.RESTORE,
+    Switch: Activity.SWITCH,
+}
 
 Emit = Callable[[str, FromInstance], None]
+Message = Submit | Cancel | Welcome
 
 
 class SimulatedInstance:
@@ -45,31 +52,34 @@ class SimulatedInstance:
         memory: Memory,
         block_tokens: int,
         emit: Emit,
+        timeline: Timeline | None = None,
+        now: int = 0,
     ) -> None:
+        """A process that begins ``now``; ``timeline`` is that of the ones before it."""
         self.name = name
         self.scheduler = scheduler
-        self.timeline = Timeline(name)
+        self.timeline = timeline or Timeline(name)
         # As live, the only model of an instance is made active before its first call.
-        self.wakeup: int | None = 0
+        self.wakeup: int | None = now
         self._costs = costs
         self._weights = weights
         self._memory = memory
         self._block_tokens = block_tokens
         self._emit = emit
-        self._inbox: deque[Submit | Cancel] = deque()
+        self._inbox: deque[Message] = deque()
         self._copier = Copier()
         self._stretch: Stretch | None = None
         self._work: Switch | Restore | Run | None = None
         self._switch: SwitchRecord | None = None
         self._saving = 0
-        self._begin = 0
+        self._begin = now
         self._resting: Activity = Activity.IDLE
-        self._told = -SNAPSHOT_NS
+        self._told = now - SNAPSHOT_NS
         self._round = 0
 
     # --- messages --------------------------------------------------------------------------------
 
-    def deliver(self, message: Submit | Cancel, now: int) -> None:
+    def deliver(self, message: Message, now: int) -> None:
         """A message arrives; it is taken in when the work under way comes to an end."""
         if isinstance(message, Submit):
             busy = now - self._begin if self._work is not None else 0
@@ -87,6 +97,37 @@ class SimulatedInstance:
         if now - self._told >= SNAPSHOT_NS:
             self._settle(now)
             self._tell_snapshot(now)
+
+    # --- what befalls its process ----------------------------------------------------------------
+
+    def stop(self, now: int) -> None:
+        """Nothing is done from now on; what has ended by now is told."""
+        self._settle(now)
+
+    def go_on(self, gap: int, now: int) -> None:
+        """All goes on as it was ``gap`` ns ago. Other work than decoding takes so much longer, as
+        whoever times it knows of no gap."""
+        if self._stretch is not None:
+            self._stretch.begin += gap
+            self.timeline.add(Activity.DOWN, gap)
+            self._go_on()
+        elif self._work is not None:
+            assert self.wakeup is not None
+            self.wakeup += gap
+        elif self.wakeup is not None:
+            self.wakeup = max(self.wakeup, now)
+
+    def die(self, now: int) -> None:
+        """The process is gone, after ``stop``."""
+        spent: Activity = self._resting
+        if self._stretch is not None:
+            spent = Activity.DECODE
+        elif self._work is not None:
+            spent = _ACTIVITIES[type(self._work)]
+        self.timeline.add_rest(spent, now)
+        if self._round:
+            self._close_round(now)
+        self.timeline.process_ended()
 
     # --- the clock -------------------------------------------------------------------------------
 
@@ -153,15 +194,20 @@ class SimulatedInstance:
                 costs = self._costs[self.scheduler.active_model]
                 self.wakeup = now + costs.restore(work.tokens)
 
-    def _take(self, message: Submit | Cancel, now: int) -> None:
-        if isinstance(message, Submit):
-            failed = self.scheduler.submit(message, now)
-            if failed is not None:
-                self._emit(self.name, failed)
-            return
-        progress = self.scheduler.cancel(message.call_id, now)
-        if progress is not None:
-            self._tell(progress, now)
+    def _take(self, message: Message, now: int) -> None:
+        match message:
+            case Submit():
+                failed = self.scheduler.submit(message, now)
+                if failed is not None:
+                    self._emit(self.name, failed)
+            case Cancel(call_id=call_id):
+                self.timeline.calls.pop(call_id, None)
+                progress = self.scheduler.cancel(call_id, now)
+                if progress is not None:
+                    self._tell(progress, now)
+            case Welcome():
+                for stored in self.scheduler.known():
+                    self._emit(self.name, stored)
 
     # --- runs ------------------------------------------------------------------------------------
 

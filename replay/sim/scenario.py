@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -13,9 +14,10 @@ import msgspec
 from alipes.gateway.routing.decision import Policy
 from alipes.gateway.strict import FieldError, convert, read_yaml, with_sizes
 from alipes.instance.contract import Pool
-from alipes.replay.pacing import PacingSettings
+from alipes.replay.pacing import NANOSECONDS, PacingSettings
 from alipes.replay.reports.measures import NAMES
 from alipes.replay.sim.entries import check_entries
+from alipes.replay.sim.node import Fault, FaultKind
 
 Amount = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
 Positive = Annotated[float, msgspec.Meta(gt=0, le=1e9)]
@@ -51,11 +53,36 @@ class InstanceSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     count: Count = 1
 
 
+def named(instances: Sequence[InstanceSpec]) -> dict[str, InstanceSpec]:
+    """Every instance by its name: i0, i1, and so on, in the order in which they are given."""
+    numbers = itertools.count()
+    return {f"i{next(numbers)}": spec for spec in instances for _ in range(spec.count)}
+
+
+class FaultSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What befalls ``instance`` (i0, i1, ...) ``at`` so many seconds. One that is killed loses all
+    that it has, and a new process is ready after ``seconds``, by default those that the hardware
+    profile gives for loading weights; unless it ``returns``, there is none. One that hangs does
+    nothing for ``seconds``, and then goes on."""
+
+    instance: str
+    at: Amount
+    kind: FaultKind
+    seconds: Amount | None = None
+    returns: bool = True
+
+    def planned(self, usual: float) -> Fault:
+        """``usual`` is after how many seconds a new process is ready."""
+        seconds = usual if self.seconds is None else self.seconds
+        lasts = round(seconds * NANOSECONDS) if self.returns else None
+        return Fault(round(self.at * NANOSECONDS), self.kind, lasts)
+
+
 class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything a configuration may change. ``staging`` brings the next model's weights to idle
     KV memory; with ``exchange`` those that leave stay there as long as there is room.
-    ``lease_seconds`` 0 is no leases. Targets and sizes of 0, and None, are the hardware profile's
-    own."""
+    ``lease_seconds`` 0 is no leases; without ``faults`` none of the scenario's happen. Targets and
+    sizes of 0, and None, are the hardware profile's own."""
 
     ttft: Amount = 0.0
     tpot: Amount = 0.0
@@ -76,6 +103,7 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     max_running: Size = 0
     block_tokens: Size = 0
     gateway_seconds: Amount = 0.0
+    faults: bool = True
 
 
 class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -114,7 +142,8 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``configurations`` are what each changes in ``setup``; ``best_of`` names those of which only
     the best by median session completion is shown beside the others. ``assumptions`` are what no
     source gives; ``sensitivity`` names the configurations that are run under every variant of the
-    hardware's numbers."""
+    hardware's numbers, ``faults`` what befalls instances under all of them that do not leave it
+    out."""
 
     name: str
     about: str
@@ -123,6 +152,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     instances: Annotated[tuple[InstanceSpec, ...], msgspec.Meta(min_length=1)]
     configurations: dict[str, dict[str, Any]]
     setup: Setup = Setup()
+    faults: tuple[FaultSpec, ...] = ()
     loads: dict[str, Load] = msgspec.field(default_factory=lambda: {"": Load()})
     seed: Size = 1
     warmup: Size = 0
@@ -228,6 +258,17 @@ def _check_instances(scenario: Scenario) -> None:
             raise FieldError(f"{field}.models", "names a model twice; name each once")
         if instance.pool == Pool.HOT and len(instance.models) > 1:
             raise FieldError(field, "a hot instance serves exactly one model; make it cold")
+    names = named(scenario.instances)
+    for place, fault in enumerate(scenario.faults):
+        if fault.instance not in names:
+            known = ", ".join(names)
+            raise FieldError(
+                f"faults[{place}].instance", f"{fault.instance!r} is not there; there are {known}"
+            )
+        if fault.kind is FaultKind.HANG and fault.seconds is None and fault.returns:
+            raise FieldError(
+                f"faults[{place}].seconds", "say for how long it hangs, or `returns: false`"
+            )
     for model in scenario.trace.models:
         if model not in served:
             known = ", ".join(sorted(served))

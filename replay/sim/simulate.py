@@ -104,13 +104,13 @@ def simulate(scenario: Scenario, hardware: Hardware, sessions: Workload, case: C
     """Run one case to its end. Raises ``HardwareError``, ``SessionError`` and, for what cannot be,
     ``SimulationError``."""
     hardware = sized(hardware, case.setup)
-    fleet = Fleet(hardware, case.setup, scenario.instances)
+    fleet = Fleet(hardware, case.setup, scenario.instances, scenario.faults)
     cluster = build(fleet, sessions.sessions, case.pacing, scenario.seed, scenario.warmup)
     with collecting_rarely():
         cluster.run()
     least = bounds_of(fleet, sessions.sessions, case, scenario.warmup)
     info = _info(scenario, hardware, sessions, case, cluster, least)
-    timelines = [instance.timeline for instance in cluster.instances]
+    timelines = [node.timeline for node in cluster.nodes]
     return Run(
         folder=case.label,
         info=info,

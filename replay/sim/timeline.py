@@ -16,6 +16,7 @@ class Activity(StrEnum):
     RESTORE = "restore"
     LINGER = "linger"
     IDLE = "idle"
+    DOWN = "down"
 
 
 @dataclass(slots=True)
@@ -49,6 +50,15 @@ class Timeline:
 
     def add(self, activity: Activity, duration: int) -> None:
         self.spent[activity] += duration
+
+    def add_rest(self, activity: Activity, now: int) -> None:
+        """All time up to now that is in no activity yet."""
+        self.spent[activity] += now - sum(self.spent.values())
+
+    def process_ended(self) -> None:
+        """With it all calls that it had; its counters begin anew in the next one."""
+        self.calls.clear()
+        self._sp = (0, 0)
 
     def sent(self, call_id: bytes, switching: int, restoring: int) -> None:
         """A call arrives while a switch or restore may have been going on for so long."""

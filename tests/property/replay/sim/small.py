@@ -227,8 +227,8 @@ def _session(number: int, generator: np.random.Generator, models: Sequence[str])
 def written(cluster: Cluster) -> bytes:
     """All that a finished run leaves, as bytes."""
     lines: list[object] = [*cluster.records, cluster.counters()]
-    for instance in cluster.instances:
-        timeline = instance.timeline
+    for node in cluster.nodes:
+        timeline = node.timeline
         lines += [*timeline.switches, *timeline.rounds, *timeline.memory]
     return msgspec.json.Encoder().encode_lines(lines)
 

@@ -74,7 +74,7 @@ def check_bounds(case: Case, cluster: Cluster) -> None:
     least = bounds(
         case.sessions,
         costs,
-        len(cluster.instances),
+        len(cluster.nodes),
         hardware.prefill_chunk,
         hardware.max_running,
         case.load.gap_cap,

@@ -10,9 +10,10 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from alipes.gateway.routing.decision import CallShape
-from alipes.gateway.routing.sessions import SessionCall
-from alipes.instance.contract import Finished, Submit, TokenIds, chain_root
+from alipes.gateway.calls.call import Leg
+from alipes.gateway.calls.request import CallRequest
+from alipes.gateway.routing.identity import Claim
+from alipes.instance.contract import Finished, TokenIds
 from alipes.replay.pacing import Send
 from alipes.replay.records import CallRecord
 from alipes.replay.sim.clock import SimulationError
@@ -57,8 +58,10 @@ class SessionContent:
 
 
 @dataclass(slots=True)
-class LiveCall:
-    """Instants in ns."""
+class SimulatedCall:
+    """A call beside what the book knows of it: its place in the trace, what it is to answer, and
+    how it fares. Instants in ns; ``placed`` is the last placement, ``first_token`` None until it
+    is drawn, or while only its instance knows."""
 
     send: Send
     session_id: str
@@ -67,48 +70,40 @@ class LiveCall:
     model: str
     prompt: TokenIds
     reply: TokenIds
-    begun: SessionCall
-    call_id: bytes
     sent: int
-    returning: bool
     warmup: bool
+    returning: bool = False
+    known_tokens: int = 0
     placed: int = 0
     instance: str = ""
     placement: str = ""
+    first_token: int | None = None
+
+    def request(self, claim: Claim) -> CallRequest:
+        """The call as the gateway gets it."""
+        return CallRequest(
+            model=self.model,
+            tenant=TENANT,
+            tokens=self.prompt,
+            max_tokens=self.call.output,
+            forced=self.reply.tobytes(),
+            claim=claim,
+            stem=len(self.prompt),
+        )
 
     def context(self) -> TokenIds:
         """What the call leaves: its prompt and its reply."""
         return np.concatenate((self.prompt, self.reply))
 
-    def shape(self) -> CallShape:
-        """The call as placement sees it."""
-        return CallShape(
-            call_id=self.call_id,
-            model=self.model,
-            tenant=TENANT,
-            prompt_tokens=len(self.prompt),
-            max_tokens=self.call.output,
-            branch=self.begun.branch,
-            known_tokens=self.begun.known_tokens,
-            final=self.begun.final,
-            path=self.begun.path,
-        )
+    def leaves(self, times: CallTimes | None) -> None:
+        """Its instance is lost, with what it knew of the call."""
+        if self.first_token is None and times is not None:
+            self.first_token = times.first_token
 
-    def submit(self, kv_format: str) -> Submit:
-        """The call as its instance gets it."""
-        begun = self.begun
-        return Submit(
-            call_id=self.call_id,
-            model=self.model,
-            root=chain_root(kv_format, TENANT.encode()),
-            tokens=self.prompt.tobytes(),
-            max_tokens=self.call.output,
-            forced=self.reply.tobytes(),
-            branch=begun.branch,
-            continuation=begun.continuation,
-            final=begun.final,
-            keys=b"".join(begun.path.keys(kv_format)),
-        )
+    def drawn(self, before: int, now: int) -> list[int]:
+        """The ids drawn after the first ``before`` of the reply when there are ``now`` of them."""
+        drawn: list[int] = self.reply[before:now].tolist()
+        return drawn
 
     # --- records ---------------------------------------------------------------------------------
 
@@ -116,13 +111,15 @@ class LiveCall:
         return replace(self._record(now), error=reason)
 
     def finished(
-        self, finished: Finished, times: CallTimes, now: int, gateway_ns: int
+        self, leg: Leg, finished: Finished, times: CallTimes, now: int, gateway_ns: int
     ) -> CallRecord:
-        """The call's client has the end ``gateway_ns`` after the instance told it, at ``now``."""
+        """The call's client has the end ``gateway_ns`` after the instance told it, at ``now``.
+        ``leg`` is the one that ended it: what attempts before took is waiting in the queue."""
         intended, end, drawn = self.send.intended, now + gateway_ns, finished.completion_tokens
-        first = now if times.first_token is None else times.first_token
+        first = next((at for at in (self.first_token, times.first_token) if at is not None), now)
         first += gateway_ns
-        computed = finished.prompt_tokens - finished.cached_tokens
+        computed = finished.prompt_tokens + leg.carried - finished.cached_tokens
+        known = self.known_tokens + leg.carried - finished.cached_tokens
         latency = Latency(
             intended=intended,
             sent=self.sent,
@@ -130,14 +127,14 @@ class LiveCall:
             ended=end,
             prefill=round(finished.prefill * 1e9),
             computed=computed,
-            recomputed=max(0, min(self.begun.known_tokens - finished.cached_tokens, computed)),
+            recomputed=max(0, min(known, computed)),
         )
         return replace(
             self._record(end),
             ttft=(first - intended) / 1e9,
             tpot=(end - first) / 1e9 / (drawn - 1) if drawn > 1 else None,
             prompt_tokens=finished.prompt_tokens,
-            cached_tokens=finished.cached_tokens,
+            cached_tokens=leg.call.cached_tokens,
             completion_tokens=drawn,
             finish_reason=finished.reason.value,
             restored_tokens=finished.restored_tokens,
