@@ -39,11 +39,12 @@ class Job:
     numbered prompt by prompt; choice i draws with seed ``sampling.seed + i``. A prompt and its
     output have ``context`` tokens at most. ``chat`` says whether tool calls are looked for in
     the output, ``claim`` what the client tells of its session. A next prompt begins with the
-    first ``stems[i]`` ids of prompt i; without stems with all of them. ``messages`` are those that
-    the prompt was made of, if it was."""
+    first ``stems[i]`` ids of prompt i. ``messages`` are those that the prompt was made of, if it
+    was."""
 
     text: ModelText
     prompts: tuple[TokenIds, ...]
+    stems: tuple[int, ...]
     context: int
     max_tokens: int
     sampling: Sampling
@@ -54,7 +55,6 @@ class Job:
     tools: list[dict[str, Any]] | None = None
     chat: bool = True
     claim: Claim = NO_CLAIM
-    stems: tuple[int, ...] = ()
     messages: Sequence[Mapping[str, Any]] | None = None
 
     @property
@@ -74,7 +74,7 @@ class Job:
             stop_ids=() if self.ignore_eos else tuple(self.text.stop_ids),
             forced=self.forced,
             claim=claim,
-            stem=self.stems[prompt] if self.stems else len(tokens),
+            stem=self.stems[prompt],
             messages=self.messages,
         )
 

@@ -8,6 +8,7 @@ import msgspec
 
 from alipes.gateway.api.errors import invalid
 from alipes.gateway.api.exchange import Exchange
+from alipes.gateway.api.intake import Conversation, Raw, prompts_of
 from alipes.gateway.api.openai.tools import function_tools
 from alipes.gateway.api.sampling import TokenId, check_ids
 from alipes.gateway.api.service import Service
@@ -36,11 +37,11 @@ async def tokenize(service: Service, exchange: Exchange) -> None:
     text = service.only_text(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise invalid("prompt", "send either prompt or messages")
+    prompt: Conversation | Raw = Raw(body.prompt or "")
     if body.messages is not None:
-        prompt = await text.chat(body.messages, function_tools(body.tools), exchange.record.tenant)
-    else:
-        prompt = await text.text(body.prompt or "")
-    tokens = prompt.tokens.tolist()
+        prompt = Conversation(body.messages, function_tools(body.tools))
+    (read,) = (await prompts_of(text, prompt, exchange.record.tenant)).tokens
+    tokens = read.tolist()
     longest = service.context(text)
     await exchange.reply({"tokens": tokens, "count": len(tokens), "max_model_len": longest})
 

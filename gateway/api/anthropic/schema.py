@@ -8,9 +8,11 @@ import msgspec
 from msgspec import Meta
 
 from alipes.gateway.api.errors import invalid
+from alipes.gateway.api.intake import Conversation
 from alipes.gateway.api.sampling import (
     Fraction,
     Positive,
+    SamplingFields,
     StopStrings,
     TokenId,
     TopK,
@@ -71,13 +73,27 @@ class MessagesBody(CountBody, kw_only=True):
     metadata: Any = None
 
     @property
+    def sampling(self) -> SamplingFields:
+        """As the other dialects have it."""
+        return SamplingFields(
+            model=self.model,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            seed=self.seed,
+            stop=self.stop_sequences or None,
+            ignore_eos=self.ignore_eos,
+            forced_token_ids=self.forced_token_ids,
+        )
+
+    @property
     def user_id(self) -> Any:
         """``metadata.user_id``, which may hold a session."""
         return self.metadata.get("user_id") if isinstance(self.metadata, dict) else None
 
 
-def template_input(body: CountBody) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
-    """Messages and tools for the chat template. Raises a 400 naming the block."""
+def conversation_of(body: CountBody) -> Conversation:
+    """Raises a 400 naming the block."""
     if not body.messages:
         raise invalid("messages", "is empty")
     choice = body.tool_choice.type if body.tool_choice else "auto"
@@ -88,7 +104,7 @@ def template_input(body: CountBody) -> tuple[list[dict[str, Any]], list[dict[str
         shown.append({"role": "system", "content": _text("system", body.system)})
     for i, message in enumerate(body.messages):
         shown += _message(f"messages[{i}]", message)
-    return shown, None if choice == "none" else _tools(body.tools)
+    return Conversation(shown, None if choice == "none" else _tools(body.tools))
 
 
 def _message(place: str, message: AnthropicMessage) -> list[dict[str, Any]]:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any, Final
 
 import msgspec
+from starlette.datastructures import Headers
 
 from alipes.gateway.api.errors import OPENAI, ApiError, invalid
 from alipes.gateway.api.exchange import Exchange
 from alipes.gateway.api.generation import Generation, Job, Update
+from alipes.gateway.api.intake import Ask, Conversation, job_of
 from alipes.gateway.api.openai.answer import (
     COMMENT,
     DONE,
@@ -21,17 +23,9 @@ from alipes.gateway.api.openai.answer import (
 )
 from alipes.gateway.api.openai.logprobs import chat_logprobs
 from alipes.gateway.api.openai.tools import function_tools
-from alipes.gateway.api.sampling import (
-    Positive,
-    TopLogprobs,
-    check_room,
-    forced_bytes,
-    sampling_of,
-    stops_of,
-)
+from alipes.gateway.api.sampling import Positive, TopLogprobs
 from alipes.gateway.api.service import Service
 from alipes.gateway.api.serving import Collected
-from alipes.gateway.routing.identity import Claim
 from alipes.gateway.text.deltas import Delta, TextDelta, ToolStart
 
 
@@ -54,38 +48,20 @@ _decoder: Final = msgspec.json.Decoder(ChatBody)
 
 async def chat_completions(service: Service, exchange: Exchange) -> None:
     body = await exchange.json(_decoder, service.body_limit)
-    claim = body.claim(exchange.headers)
-    job = await _job(service, body, exchange.record.tenant, claim)
+    job = await job_of(service, _ask(body, exchange.headers), exchange.record.tenant)
     form = Form("chatcmpl", "chat.completion", ChatStream, _choice)
     await answer(service, exchange, body, job, form)
 
 
-async def _job(service: Service, body: ChatBody, tenant: str, claim: Claim) -> Job:
-    text = service.text(body.model)
+def _ask(body: ChatBody, headers: Headers) -> Ask:
     _check_supported(body)
     tools = None if body.tool_choice == "none" else function_tools(body.tools)
-    top = (body.top_logprobs or 0) if body.logprobs else -1
-    settings = service.cluster.gateway
-    forced = forced_bytes(body.forced_token_ids, settings.allow_forced_tokens, text)
-    sampling = sampling_of(body, text, top)
-    prompt = await text.chat(body.messages, tools, tenant)
-    context = service.context(text, len(prompt.tokens))
-    check_room("messages", len(prompt.tokens), text, context)
-    wanted = body.max_completion_tokens or body.max_tokens or settings.limits.default_max_tokens
-    return Job(
-        text=text,
-        prompts=(prompt.tokens,),
-        context=context,
-        max_tokens=wanted,
-        sampling=sampling,
-        n=body.n or 1,
-        stops=stops_of(body.stop),
-        ignore_eos=bool(body.ignore_eos),
-        forced=forced,
-        tools=tools,
-        claim=claim,
-        stems=(prompt.stem,),
-        messages=body.messages,
+    return Ask(
+        prompt=Conversation(body.messages, tools),
+        sampling=body,
+        limit=body.max_completion_tokens or body.max_tokens,
+        claim=body.claim(headers),
+        top_logprobs=(body.top_logprobs or 0) if body.logprobs else -1,
     )
 
 

@@ -9,6 +9,7 @@ import msgspec
 from alipes.gateway.api.errors import OPENAI, ApiError, invalid
 from alipes.gateway.api.exchange import Exchange
 from alipes.gateway.api.generation import Generation, Job, Update
+from alipes.gateway.api.intake import Ask, Raw, job_of
 from alipes.gateway.api.openai.answer import (
     COMMENT,
     DONE,
@@ -20,22 +21,10 @@ from alipes.gateway.api.openai.answer import (
     usage_object,
 )
 from alipes.gateway.api.openai.logprobs import TextLogprobs
-from alipes.gateway.api.sampling import (
-    MAX_CHOICES,
-    TokenId,
-    TopLogprobs,
-    check_ids,
-    check_room,
-    forced_bytes,
-    sampling_of,
-    stops_of,
-)
+from alipes.gateway.api.sampling import TokenId, TopLogprobs
 from alipes.gateway.api.service import Service
 from alipes.gateway.api.serving import Collected
-from alipes.gateway.routing.identity import Claim
 from alipes.gateway.text.deltas import TextDelta
-from alipes.gateway.text.model import ModelText
-from alipes.instance.contract import TokenIds
 
 _LEGACY_MAX_TOKENS: Final = 16
 
@@ -53,38 +42,17 @@ _decoder: Final = msgspec.json.Decoder(CompletionBody)
 
 async def completions(service: Service, exchange: Exchange) -> None:
     body = await exchange.json(_decoder, service.body_limit)
-    job = await _job(service, body, body.claim(exchange.headers))
+    _check_supported(body)
+    ask = Ask(
+        prompt=Raw(body.prompt),
+        sampling=body,
+        limit=body.max_tokens or _LEGACY_MAX_TOKENS,
+        claim=body.claim(exchange.headers),
+        top_logprobs=-1 if body.logprobs is None else body.logprobs,
+    )
+    job = await job_of(service, ask, exchange.record.tenant)
     form = Form("cmpl", "text_completion", CompletionStream, _choice)
     await answer(service, exchange, body, job, form)
-
-
-async def _job(service: Service, body: CompletionBody, claim: Claim) -> Job:
-    text = service.text(body.model)
-    _check_supported(body)
-    settings = service.cluster.gateway
-    forced = forced_bytes(body.forced_token_ids, settings.allow_forced_tokens, text)
-    top = -1 if body.logprobs is None else body.logprobs
-    sampling = sampling_of(body, text, top)
-    prompts = await _prompts(text, body.prompt)
-    n = body.n or 1
-    if len(prompts) * n > MAX_CHOICES:
-        raise invalid("prompt", f"{len(prompts)} prompts times n {n} exceed {MAX_CHOICES}")
-    context = service.context(text, max(map(len, prompts)))
-    for prompt in prompts:
-        check_room("prompt", len(prompt), text, context)
-    return Job(
-        text=text,
-        prompts=tuple(prompts),
-        context=context,
-        max_tokens=body.max_tokens or _LEGACY_MAX_TOKENS,
-        sampling=sampling,
-        n=n,
-        stops=stops_of(body.stop),
-        ignore_eos=bool(body.ignore_eos),
-        forced=forced,
-        chat=False,
-        claim=claim,
-    )
 
 
 def _check_supported(body: CompletionBody) -> None:
@@ -94,23 +62,6 @@ def _check_supported(body: CompletionBody) -> None:
         raise invalid("suffix", "is not supported", "unsupported")
     if body.best_of not in (None, 1, body.n):
         raise invalid("best_of", "is not supported: use n", "unsupported")
-
-
-async def _prompts(text: ModelText, prompt: str | list[Any]) -> list[TokenIds]:
-    """The prompts as ids; a list of ids is one prompt, a list of lists or strings several."""
-    if isinstance(prompt, str):
-        return [(await text.text(prompt)).tokens]
-    if not prompt:
-        raise invalid("prompt", "is empty")
-    if all(isinstance(item, int) for item in prompt):
-        return [check_ids("prompt", prompt, text)]
-    if len(prompt) > MAX_CHOICES:
-        raise invalid("prompt", f"{len(prompt)} prompts exceed {MAX_CHOICES}")
-    if all(isinstance(item, str) for item in prompt):
-        return [(await text.text(item)).tokens for item in prompt]
-    if all(isinstance(item, list) for item in prompt):
-        return [check_ids(f"prompt[{i}]", item, text) for i, item in enumerate(prompt)]
-    raise invalid("prompt", "mixes strings, token ids and lists of token ids")
 
 
 class CompletionStream:

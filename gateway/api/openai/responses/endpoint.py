@@ -8,9 +8,10 @@ from typing import Final
 import msgspec
 from msgspec.structs import replace
 
-from alipes.gateway.api.errors import ApiError, ErrorClass, invalid
+from alipes.gateway.api.errors import ApiError, ErrorClass
 from alipes.gateway.api.exchange import Exchange
-from alipes.gateway.api.generation import Generation, Job, Update
+from alipes.gateway.api.generation import Generation, Update
+from alipes.gateway.api.intake import Ask, Conversation, job_of
 from alipes.gateway.api.openai.responses.history import History, history_of, response_id_of
 from alipes.gateway.api.openai.responses.output import Object, Output
 from alipes.gateway.api.openai.responses.prompt import messages_of, tools_of
@@ -18,10 +19,8 @@ from alipes.gateway.api.openai.responses.response import begun, ended
 from alipes.gateway.api.openai.responses.schema import ResponsesBody, check_supported
 from alipes.gateway.api.openai.responses.store import Kept, Turn
 from alipes.gateway.api.openai.responses.stream import ResponseStream
-from alipes.gateway.api.sampling import check_room, forced_bytes, sampling_of, stops_of
 from alipes.gateway.api.service import Service
 from alipes.gateway.api.serving import placement_headers, run, stream
-from alipes.gateway.text.errors import TextError
 
 _decoder: Final = msgspec.json.Decoder(ResponsesBody)
 
@@ -81,7 +80,7 @@ class Creation:
     async def answer(self) -> None:
         """Run the job and tell it, streamed or whole."""
         service, exchange = self._service, self._exchange
-        job = await self._job()
+        job = await job_of(service, self._ask(), exchange.record.tenant)
         now = service.now_seconds()
         self._response = begun(self.id, now, self._body, self._tools, job.max_tokens)
         generation = Generation(job, service.dispatcher, exchange.record)
@@ -99,38 +98,17 @@ class Creation:
         if self._history.continues is not None and not self._kept:
             self._history.continues.not_continued_by(self.id)
 
-    async def _job(self) -> Job:
-        service, body, history = self._service, self._body, self._history
-        text = service.text(body.model)
-        shown = None if body.tool_choice == "none" else self._tools.shown
-        messages = messages_of(
-            body.instructions, history.before + history.asked, len(history.before)
-        )
-        settings = service.cluster.gateway
-        forced = forced_bytes(body.forced_token_ids, settings.allow_forced_tokens, text)
-        sampling = sampling_of(body, text, -1)
-        try:
-            prompt = await text.chat(messages, shown, self._exchange.record.tenant)
-        except TextError as error:
-            raise invalid("input", error.message, error.code) from None
-        context = service.context(text, len(prompt.tokens))
-        check_room("input", len(prompt.tokens), text, context)
-        continues = history.continues
-        return Job(
-            text=text,
-            prompts=(prompt.tokens,),
-            context=context,
-            max_tokens=body.max_output_tokens or settings.limits.default_max_tokens,
-            sampling=sampling,
-            stops=stops_of(body.stop),
-            ignore_eos=bool(body.ignore_eos),
-            forced=forced,
-            tools=shown,
-            stems=(prompt.stem,),
-            messages=messages,
-            claim=body.claim(
-                self._exchange.headers, continues.continued_by(self.id) if continues else None
-            ),
+    def _ask(self) -> Ask:
+        body, history = self._body, self._history
+        before, continues = history.before, history.continues
+        messages = messages_of(body.instructions, before + history.asked, len(before))
+        tools = None if body.tool_choice == "none" else self._tools.shown
+        previous = continues.continued_by(self.id) if continues else None
+        return Ask(
+            prompt=Conversation(messages, tools, field="input"),
+            sampling=body,
+            limit=body.max_output_tokens,
+            claim=body.claim(self._exchange.headers, previous),
         )
 
     def _take(self, update: Update) -> None:
