@@ -203,8 +203,10 @@ class Cluster:
         return max(now, wakeup if due is None else min(wakeup, due))
 
     def _retry(self, now: int) -> None:
-        """Queued calls that can go, go."""
+        """Queued calls that can go, go: by what is known, as the live gateway does not wait for a
+        newer state, then by what instances tell within a moment."""
         self._stirred, self._looked = False, now
+        self._perform(self.book.tick(now))
         for model in dict.fromkeys(call.request.model for call in self.book.waiting):
             self._refresh(model, now)
         self._perform(self.book.tick(now))
