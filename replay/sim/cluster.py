@@ -177,12 +177,13 @@ class Cluster:
         )
         self.clock.note("send", session.id, branch.name, send.index)
         self._refresh(simulated.model, now)
-        request = simulated.request(_claim(session, branch, send.last))
+        request = simulated.request(claim_of(session, branch, send.last))
         call, outputs = self.book.submit(request, now)
         simulated.known_tokens = call.session.known_tokens
         simulated.returning = call.session.continuation and send.index > 0
         self._calls[call] = simulated
         self._perform(outputs)
+        self._perform(self.book.tick(now))
         if call in self.book.waiting:
             self._looked = now
 
@@ -340,7 +341,7 @@ def _short(leg_id: bytes) -> str:
     return leg_id.hex()[-6:]
 
 
-def _claim(session: Session, branch: Branch, last: bool) -> Claim:
+def claim_of(session: Session, branch: Branch, last: bool) -> Claim:
     """What a client says of its session; the main branch has no name of its own there."""
     main = session.branches[0].name
     name = branch.name if branch.parent else ""
