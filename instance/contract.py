@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-PROTOCOL: Final = 2
+PROTOCOL: Final = 3
 BLOCK_TOKENS: Final = 64
 KEY_BYTES: Final = 16
 BEAT_SECONDS: Final = 1.0
@@ -203,8 +203,13 @@ class Submit(Wire, frozen=True, omit_defaults=True):
     ``branch`` is the same opaque id for all calls of one context of a session, empty when it is
     not known. ``continuation`` tells that an earlier call of the branch has finished (whichever
     instance served it), ``final`` that no further one is to be expected. ``keys`` are those of all
-    full blocks of the prompt, one after another; where they are left out, or cannot be right, the
+    full blocks of ``tokens``, one after another; where they are left out, or cannot be right, the
     instance computes them.
+
+    The last ``resumed`` of ``tokens`` are no prompt, but what an earlier attempt of the same call
+    has drawn already. ``max_tokens``, ``forced``, penalties, noise and the counts of ``Finished``
+    are those of the whole call, as if it had run here from its beginning; ``Tokens`` are told of
+    new ones alone.
     """
 
     call_id: bytes
@@ -509,9 +514,9 @@ class Tokens(Wire, frozen=True):
 
 
 class Started(Wire, frozen=True):
-    """The first chunk of the call's prompt begins; ``cached_tokens`` need no computing, and
-    ``restored_tokens`` of them come from the host. ``phase`` is that of the slot which took the
-    call in: ``SP`` for session-prefill."""
+    """The first chunk of the call's prompt begins; ``cached_tokens`` of all that was submitted need
+    no computing, and ``restored_tokens`` of them come from the host. ``phase`` is that of the slot
+    which took the call in: ``SP`` for session-prefill."""
 
     call_id: bytes
     cached_tokens: int
@@ -527,7 +532,8 @@ class FinishReason(StrEnum):
 
 class Finished(Wire, frozen=True):
     """The call's last message. ``stop_id`` is the id that ended it, not part of the text: it is
-    counted in ``completion_tokens`` and never among the ``Tokens``.
+    counted in ``completion_tokens`` and never among the ``Tokens``. ``cached_tokens`` are those of
+    ``Started``, which may exceed the prompt of a resumed call.
     Durations in seconds: in queues, in prefill iterations, and from first token to last.
     ``prefix`` is the handle that a lease records: the key of the last full block of prompt and
     output, which stands for the whole prefix of ``prefix_tokens`` tokens; empty without one."""

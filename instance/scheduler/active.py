@@ -148,7 +148,7 @@ class ActiveModel:
             call.marked = call.computed // size
             del self.state.saved[call.call.call_id]
             self.state.resident[call.call.call_id] = call
-            decoding = call.generated > 0 and call.pending == 1
+            decoding = call.first_token is not None and call.pending == 1
             call.move(CallState.DECODE if decoding else CallState.PREFILL)
             self._tally.resumed += 1
             if published == len(call.blocks) and call.saved_slot is None:

@@ -45,6 +45,11 @@ def _problem(
             return name, reason
     if not call.tokens:
         return "tokens", "the prompt is empty; send at least one token"
+    if not 0 <= call.resumed < min(len(call.tokens) // 4, call.max_tokens):
+        return "resumed", (
+            f"resumed is {call.resumed}; it must be less than the {len(call.tokens) // 4} tokens"
+            f" sent and than max_tokens {call.max_tokens}, and not negative"
+        )
     return _too_long(call, report, settings.block_tokens)
 
 
@@ -58,7 +63,7 @@ def _bad_ids(ids: bytes, vocab_size: int) -> str | None:
 
 
 def _too_long(call: Submit, report: ModelReport, block_tokens: int) -> tuple[str, str] | None:
-    prompt = len(call.tokens) // 4
+    prompt = len(call.tokens) // 4 - call.resumed
     total = prompt + call.max_tokens
     capacity = report.kv_blocks * block_tokens
     limit, what = report.context, "context"

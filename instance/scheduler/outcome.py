@@ -54,7 +54,8 @@ def measure(
     slot.prefill_runs += 1
     slot.prefill_spent += seconds
     tokens = sum(run.chunks)
-    again = sum(n for call, n in zip(calls, run.chunks, strict=True) if call.generated)
+    drawn_before = (call.first_token is not None for call in calls)
+    again = sum(n for n, drawn in zip(run.chunks, drawn_before, strict=True) if drawn)
     slot.returned += seconds * again / tokens
     positions = sum(n * (call.computed + n) for call, n in zip(calls, run.chunks, strict=True))
     profile.prefill.observe((1.0, tokens, positions), seconds)

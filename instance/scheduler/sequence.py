@@ -56,7 +56,8 @@ MOVES: Final[dict[CallState, frozenset[CallState]]] = {
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """``history[:length]`` is prompt and output; the first ``computed`` positions have valid
+    """``history[:length]`` is prompt and output, which begins with what an earlier attempt drew
+    elsewhere; the first ``computed`` positions have valid
     state in ``blocks`` (or in the host blocks ``saved``); the first ``published`` blocks have been
     offered to the prefix index. ``order`` is the call's place in every queue, lowest first. While
     it waits, ``known`` tokens are expected to need no computing, ``known_host`` of them from the
@@ -106,16 +107,16 @@ class Sequence:
 
     @classmethod
     def of(cls, call: Submit, now: int, order: tuple[int, int]) -> Sequence:
-        prompt = np.frombuffer(call.tokens, dtype="<i4")
+        tokens = np.frombuffer(call.tokens, dtype="<i4")
         return cls(
             call=call,
             arrived=now,
             order=order,
-            prompt_tokens=len(prompt),
-            history=prompt,
+            prompt_tokens=len(tokens) - call.resumed,
+            history=tokens,
             forced=np.frombuffer(call.forced, dtype="<i4"),
             stops=frozenset(call.stop_ids),
-            length=len(prompt),
+            length=len(tokens),
         )
 
     @property
@@ -168,7 +169,7 @@ class Sequence:
         self.anchors = {}
 
     def start(self, now: int) -> None:
-        """Make room for the output; from here on ``history`` is written in place."""
+        """Make room for all of the output; from here on ``history`` is written in place."""
         history = np.empty(self.prompt_tokens + self.call.max_tokens, dtype=np.int32)
         history[: self.length] = self.history
         self.history = history

@@ -7,6 +7,7 @@ from collections import Counter, abc, defaultdict, deque
 from dataclasses import astuple, dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from alipes.instance.contract import (
@@ -66,14 +67,37 @@ def token_after(history: abc.Sequence[int]) -> int:
     return hashlib.blake2b(text, digest_size=1).digest()[0] % VOCABULARY
 
 
-def answer(prompt: abc.Sequence[int], max_tokens: int, stops: abc.Sequence[int]) -> list[int]:
+def answer(
+    prompt: abc.Sequence[int],
+    max_tokens: int,
+    stops: abc.Sequence[int],
+    forced: abc.Sequence[int] = (),
+) -> list[int]:
     """The slow model: the ids that a call must draw, the stop id included."""
     history = list(prompt)
-    while len(history) < len(prompt) + max_tokens:
-        history.append(token_after(history))
+    while (drawn := len(history) - len(prompt)) < max_tokens:
+        history.append(forced[drawn] if drawn < len(forced) else token_after(history))
         if history[-1] in stops:
             break
     return history[len(prompt) :]
+
+
+def ids_of(tokens: bytes) -> list[int]:
+    ids: list[int] = np.frombuffer(tokens, dtype="<i4").tolist()
+    return ids
+
+
+def parts_of(call: Submit) -> tuple[list[int], list[int]]:
+    """The prompt, and all that is drawn after it by whichever attempt."""
+    tokens = ids_of(call.tokens)
+    prompt = tokens[: len(tokens) - call.resumed]
+    return prompt, answer(prompt, call.max_tokens, call.stop_ids, ids_of(call.forced))
+
+
+def resume(call: Submit, drawn: abc.Sequence[int], **more: Any) -> Submit:
+    """The same call, to be gone on with after ``drawn`` more tokens."""
+    tokens = call.tokens + np.asarray(drawn, dtype="<i4").tobytes()
+    return msgspec.structs.replace(call, tokens=tokens, resumed=call.resumed + len(drawn), **more)
 
 
 def report(
@@ -339,8 +363,8 @@ class Driver:
 
     def _know_chain(self, call: Submit) -> None:
         """Which block follows which in all that the call will ever compute."""
-        prompt = np.frombuffer(call.tokens, dtype="<i4").tolist()
-        whole = np.array(prompt + answer(prompt, call.max_tokens, call.stop_ids), np.int32)
+        prompt, drawn = parts_of(call)
+        whole = np.array(prompt + drawn, np.int32)
         key = call.root
         for begin in range(0, len(whole) - BLOCK + 1, BLOCK):
             parent, key = key, chain_key(key, whole[begin : begin + BLOCK])
@@ -511,16 +535,16 @@ class Driver:
 
     def _finished(self, event: Finished) -> None:
         call = self.live.pop(event.call_id)
-        prompt = np.frombuffer(call.tokens, dtype="<i4").tolist()
-        expected = answer(prompt, call.max_tokens, call.stop_ids)
-        said = self.tokens[event.call_id]
+        prompt, expected = parts_of(call)
+        said = [*expected[: call.resumed], *self.tokens[event.call_id]]
         if event.reason is FinishReason.STOP:
             assert event.stop_id == expected[-1]
             said = [*said, event.stop_id]
         assert said == expected
         assert event.completion_tokens == len(expected)
         assert event.prompt_tokens == len(prompt)
-        assert event.cached_tokens == self.started[event.call_id].cached_tokens < len(prompt)
+        cached = self.started[event.call_id].cached_tokens
+        assert event.cached_tokens == cached < len(prompt) + call.resumed
         assert event.restored_tokens == self.started[event.call_id].restored_tokens
         assert (event.prefix, event.prefix_tokens) == self._handle(call, [*prompt, *expected[:-1]])
         self.finished[event.call_id] = event

@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from alipes.instance.contract import Failed, FailureClass, Submit
 
-from .simulated import BLOCK, VOCABULARY, Driver, report, settings_of, submission
+from .simulated import BLOCK, VOCABULARY, Driver, report, resume, settings_of, submission
 
 # Few different prompts that begin alike, so that prefixes are shared.
 prompts = st.tuples(
@@ -51,6 +51,7 @@ class Rounds(RuleBasedStateMachine):
             self.names,
             host_bytes=host,
             max_waiting=12,
+            allow_forced_tokens=True,
             session_prefill=session_prefill,
             host_kv=host_kv,
         )
@@ -74,6 +75,7 @@ class Rounds(RuleBasedStateMachine):
         max_tokens=st.integers(1, 40),
         stops=stop_ids,
         priority=st.integers(-1, 1),
+        forced=st.lists(st.integers(0, VOCABULARY - 1), max_size=3).map(tuple),
     )
     def begin(
         self,
@@ -82,10 +84,11 @@ class Rounds(RuleBasedStateMachine):
         max_tokens: int,
         stops: tuple[int, ...],
         priority: int,
+        forced: tuple[int, ...],
     ) -> None:
         model = data.draw(st.sampled_from(self.names))
         branch = data.draw(st.sampled_from([b"", b"branch %d" % self.number]))
-        self.submit(model, prompt, max_tokens, stops, priority, branch, continuation=False)
+        self.submit(model, prompt, max_tokens, stops, priority, branch, False, forced=forced)
 
     @rule(covered=st.integers(0, 1 << 20), slack=st.sampled_from([0, 0, 1 << 10, 1 << 20]))
     def stage(self, covered: int, slack: int) -> None:
@@ -134,6 +137,7 @@ class Rounds(RuleBasedStateMachine):
         branch: bytes,
         continuation: bool,
         final: bool = False,
+        forced: tuple[int, ...] = (),
     ) -> Failed | None:
         self.number += 1
         call = submission(
@@ -146,10 +150,15 @@ class Rounds(RuleBasedStateMachine):
             branch=branch,
             continuation=continuation,
             final=final,
+            forced=np.array(forced, "<i4").tobytes(),
         )
+        return self.take(call)
+
+    def take(self, call: Submit) -> Failed | None:
         waiting = sum(len(state.waiting) for state in self.driver.scheduler._calls.models.values())
         failed = self.driver.submit(call)
-        if len(prompt) + max_tokens > min(self.capacity + 1, 400):
+        whole = len(call.tokens) // 4 - call.resumed + call.max_tokens
+        if whole > min(self.capacity + 1, 400):
             assert failed is not None
             assert failed.failure is FailureClass.INVALID
         elif failed is not None:
@@ -170,6 +179,16 @@ class Rounds(RuleBasedStateMachine):
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         self.driver.cancel(data.draw(st.sampled_from(sorted(self.driver.live))))
+
+    @precondition(lambda self: self.driver.live)
+    @rule(data=st.data())
+    def begin_anew(self, data: st.DataObject) -> None:
+        """A call is interrupted, and another goes on after what it has drawn."""
+        call_id = data.draw(st.sampled_from(sorted(self.driver.live)))
+        call, said = self.driver.live[call_id], self.driver.tokens[call_id]
+        self.driver.cancel(call_id)
+        self.number += 1
+        self.take(resume(call, said, call_id=self.number.to_bytes(16, "big")))
 
     @rule(seconds=st.floats(0.0, 5.0))
     def wait(self, seconds: float) -> None:

@@ -61,6 +61,9 @@ def problem(submission: Submit) -> Failed:
         (call(forced=ids(1)), "forced"),
         (call(tokens=ids(*[1] * 81)), "tokens"),
         (call(tokens=ids(*[1] * 80), max_tokens=2), "max_tokens"),
+        (call(resumed=-1), "resumed"),
+        (call(tokens=ids(1, 2), resumed=2), "resumed"),
+        (call(tokens=ids(*[1] * 9), max_tokens=4, resumed=4), "resumed"),
     ],
 )
 def test_the_field_at_fault_is_named(submission: Submit, field: str) -> None:
@@ -70,6 +73,14 @@ def test_the_field_at_fault_is_named(submission: Submit, field: str) -> None:
 def test_the_last_token_drawn_needs_no_block() -> None:
     assert invalid(call(tokens=ids(*[1] * 80), max_tokens=1), {"m": REPORT}, SETTINGS) is None
     assert "81" in problem(call(tokens=ids(*[1] * 80), max_tokens=2)).reason
+
+
+def test_what_was_drawn_already_needs_no_room_twice() -> None:
+    resumed = call(tokens=ids(*[1] * 79), max_tokens=21, resumed=19)
+    assert invalid(resumed, {"m": REPORT}, SETTINGS) is None
+    failed = problem(call(tokens=ids(*[1] * 79), max_tokens=22, resumed=19))
+    assert failed.field == "max_tokens"
+    assert "60 prompt tokens" in failed.reason
 
 
 def test_all_ages_alike_and_a_priority_is_worth_a_wait() -> None:
