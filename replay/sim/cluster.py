@@ -254,11 +254,13 @@ class Cluster:
     def message(self, name: str, body: FromInstance) -> None:
         """An instance says something, now."""
         now = self.clock.now
+        if not self._nodes[name].linked:
+            return
         if isinstance(body, Started | Finished | Failed):
             leg = self._awaited(name, body.call_id)
-            if isinstance(body, Finished):
+            if leg is not None and isinstance(body, Finished):
                 self._tell_drawn(leg, body.completion_tokens)
-            elif isinstance(body, Failed):
+            elif not isinstance(body, Started):
                 self._nodes[name].timeline.calls.pop(body.call_id, None)
         self._perform(self.book.message(name, body, now))
         if isinstance(body, Snapshot | Finished | Failed):
@@ -281,9 +283,11 @@ class Cluster:
         self._perform(self.book.lost(name, reason, self.clock.now))
         self._stir()
 
-    def _awaited(self, name: str, leg_id: bytes) -> Leg:
+    def _awaited(self, name: str, leg_id: bytes) -> Leg | None:
+        """None for a call of an earlier link, which an instance that hung goes on with until it is
+        told otherwise."""
         leg = self.book.leg(name, leg_id)
-        if leg is None:
+        if leg is None and not self._nodes[name].relinked:
             raise SimulationError(f"{name} tells of call {_short(leg_id)}, which is not there")
         return leg
 

@@ -12,6 +12,8 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Final
 
+from msgspec.structs import replace
+
 from alipes.instance.contract import (
     SNAPSHOT_SECONDS,
     Cancel,
@@ -114,6 +116,9 @@ class SimulatedInstance:
         elif self._work is not None:
             assert self.wakeup is not None
             self.wakeup += gap
+            if self._switch is not None:
+                seconds = self._switch.seconds + gap / 1e9
+                self._switch = replace(self._switch, seconds=seconds)
         elif self.wakeup is not None:
             self.wakeup = max(self.wakeup, now)
 
@@ -145,6 +150,10 @@ class SimulatedInstance:
             self._decide(now)
         if self.wakeup is None and not self.scheduler.idle:
             raise self._impossible("has calls, and nothing will happen to them")
+
+    @property
+    def busy(self) -> bool:
+        return self._work is not None or self._stretch is not None
 
     @property
     def calls(self) -> int:

@@ -56,20 +56,21 @@ Start = Callable[[int], tuple[SimulatedInstance, Hello]]
 
 
 class Node:
-    """An ``Actor``. ``process`` is there unless it was killed; while it hangs it is left alone. A
-    fault that meets a node which is down counts for nothing."""
+    """An ``Actor``. ``process`` is there unless it was killed (``down``); while it hangs it is
+    left alone. Without a link (``linked``) nobody hears what it says; ``relinked``: it has
+    connected anew after it hung. A fault that meets a node which is down counts for nothing."""
 
     def __init__(self, name: str, start: Start, faults: Sequence[Fault], gateway: Gateway) -> None:
         self.name = name
         self.process, self.hello = start(0)
-        self.down = False
+        self.down = self.relinked = False
         self.timeline = self.process.timeline
         self._start = start
         self._faults = sorted(faults, key=lambda fault: fault.at)
         self._gateway = gateway
         self._hung: int | None = None
         self._back: int | None = None
-        self._linked = True
+        self.linked = True
         self._unread: list[Submit | Cancel] = []
         self._ended: list[Counters] = []
 
@@ -79,7 +80,7 @@ class Node:
         if self._back is not None:
             times.append(self._back)
         if self._hung is not None:
-            if self._linked:
+            if self.linked:
                 times.append(self._hung + SILENCE_NS)
         elif not self.down and self.process.wakeup is not None:
             times.append(self.process.wakeup)
@@ -101,7 +102,7 @@ class Node:
             self._fail(self._faults.pop(0), now)
         elif self._back is not None and self._back <= now:
             self._return(now)
-        elif self._hung is not None and self._linked and self._hung + SILENCE_NS <= now:
+        elif self._hung is not None and self.linked and self._hung + SILENCE_NS <= now:
             self._lose_link(f"no beat for {SILENCE_NS / 1e9:g} s")
         else:
             self.process.act(now)
@@ -113,11 +114,12 @@ class Node:
             self.process.deliver(message, now)
 
     def finish(self, now: int) -> None:
-        """Nothing more will come."""
-        if self._hung is not None:
-            self._go_on(now)
-        if self.down:
+        """Nothing more will come; what is under way is of calls that have gone elsewhere."""
+        if not self.responds:
             self.timeline.add_rest(Activity.DOWN, now)
+        if not self.responds or self.process.busy:
+            self.process.die(now)
+            self.down = True
         else:
             self.process.finish(now)
 
@@ -158,8 +160,8 @@ class Node:
         self.process.die(now)
 
     def _lose_link(self, reason: str) -> None:
-        if self._linked:
-            self._linked = False
+        if self.linked:
+            self.linked = False
             self._unread.clear()
             self._gateway.lost(self.name, reason)
 
@@ -171,12 +173,13 @@ class Node:
             self.down = False
         else:
             self._go_on(now)
-            if self._linked:
+            if self.linked:
                 return
+            self.relinked = True
             for call_id in tuple(self.timeline.calls):
                 self.process.deliver(Cancel(call_id), now)
             self.process.deliver(Welcome(self.hello.protocol), now)
-        self._linked = True
+        self.linked = True
         self._gateway.connected(self.hello)
 
     def _go_on(self, now: int) -> None:

@@ -90,7 +90,9 @@ class Thread:
     def thaw(self, gap: int) -> None:
         """Go on after ``gap``: work ends so much later, waiting when it would have, or now."""
         self._frozen = False
-        self._wake_at(self._until if self._idle else self._until + gap)
+        if not self._idle:
+            self._until += gap
+        self._wake_at(self._until)
 
     def kill(self) -> None:
         self._killed = True

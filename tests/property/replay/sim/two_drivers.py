@@ -74,8 +74,10 @@ from .baton import Baton, Thread
 
 VOCABULARY = Vocabulary()
 BLOCK = 16
-LINE = tuple[int, str, Any]
+LOST = "lost"
+Line = tuple[int, str, Any]
 """When (ns), between whom, and what."""
+Block = tuple[Any, ...]
 
 
 class KnownCost:
@@ -213,7 +215,7 @@ class World:
 class Log:
     """All that passed, and how calls ended."""
 
-    lines: list[LINE] = field(default_factory=list)
+    lines: list[Line] = field(default_factory=list)
     ends: dict[str, bool] = field(default_factory=dict)
     """By call, whether it failed."""
 
@@ -225,25 +227,38 @@ class Log:
         if not isinstance(body, Tokens | Snapshot):
             self.lines.append((now, f"from {name}", body))
 
+    def lost(self, now: int, name: str) -> None:
+        self.lines.append((now, f"from {name}", LOST))
+
     def comparable(self) -> dict[str, list[Any]]:
-        """Of every direction: messages with their times, and between two of them the blocks told
-        of: those that are new on the device, and all that are gone (a stretch tells these first).
-        """
-        found: dict[str, list[Any]] = {}
-        blocks: dict[str, Counter[tuple[bool, str, Tier, bytes]]] = {}
-        for now, way, message in self.lines:
-            lines = found.setdefault(way, [])
-            between = blocks.setdefault(way, Counter())
-            gone = isinstance(message, BlocksRemoved)
-            if gone or (isinstance(message, BlocksStored) and message.tier is Tier.DEVICE):
-                key = (gone, message.model, message.tier)
-                between.update((*key, block) for block in message.keys)
+        """Messages of every direction, see ``_comparable``."""
+        ways = dict.fromkeys(way for _, way, _ in self.lines)
+        return {way: _comparable([line for line in self.lines if line[1] == way]) for way in ways}
+
+
+def _comparable(lines: list[Line]) -> list[Any]:
+    """Messages with their times, and between two of them the blocks told of: those that are new on
+    the device, and all that are gone (a stretch tells these first). A lost link ends what is known:
+    what was not told by then, or goes without being known, is passed over."""
+    found: list[Any] = []
+    blocks: Counter[Block] = Counter()
+    known: set[Block] = set()
+    for now, _, message in lines:
+        if isinstance(message, BlocksStored | BlocksRemoved):
+            keys = {(message.model, message.tier, key) for key in message.keys}
+            if isinstance(message, BlocksRemoved):
+                blocks.update((*key, "gone") for key in keys & known)
+                known -= keys
                 continue
-            lines += [(now, message), between]
-            blocks[way] = Counter()
-        for way, between in blocks.items():
-            found[way].append(between)
-        return found
+            known |= keys
+            if message.tier is Tier.DEVICE:
+                blocks.update((*key, "new") for key in keys)
+                continue
+        if message == LOST:
+            known, blocks = set(), Counter()
+        found += [(now, message), blocks]
+        blocks = Counter()
+    return [*found, blocks]
 
 
 # --- live --------------------------------------------------------------------------------------
@@ -338,6 +353,7 @@ class LiveInstance:
         self.loop = VirtualLoop(engine, self.scheduler, lambda body: self._emit(process, body))
         self.hello = world.hello(self.name, engine, next(self._numbers))
         self.up = True
+        self.calls: dict[bytes, None] = {}
         self.thread = self.loop.start()
         self.link()
 
@@ -349,15 +365,21 @@ class LiveInstance:
 
     def _emit(self, process: object, body: FromInstance) -> None:
         """In the thread: the gateway reads it when the thread has given way."""
+        if isinstance(body, Finished | Failed):
+            self.calls.pop(body.call_id, None)
         baton = self.stack.baton
         baton.at(baton.now, Rank.INSTANCE, lambda: self.stack.heard(self, process, body))
 
     def post(self, message: Any) -> None:
         if self.hung is not None:
             self._unread.append(message)
-        else:
-            self.loop.post(message)
-            self.thread.wake()
+            return
+        if isinstance(message, Submit):
+            self.calls[message.call_id] = None
+        elif isinstance(message, Cancel):
+            self.calls.pop(message.call_id, None)
+        self.loop.post(message)
+        self.thread.wake()
 
     # --- faults ---
 
@@ -387,6 +409,7 @@ class LiveInstance:
         if self.linked:
             self.linked = False
             self._unread.clear()
+            self.stack.log.lost(self.stack.baton.now, self.name)
             self.stack.dispatcher.lost(self.name, reason)
             self.stack.stir()
 
@@ -399,8 +422,8 @@ class LiveInstance:
         for message in unread:
             self.post(message)
         if not self.linked:
-            for call in self.scheduler._calls.all():
-                self.post(Cancel(call.call.call_id))
+            for call_id in tuple(self.calls):
+                self.post(Cancel(call_id))
             self.post(Welcome(PROTOCOL))
             self.link()
 
@@ -480,9 +503,11 @@ class LiveStack:
         due = self.pacing.next_wakeup()
         if due is not None and due != self._clients_due:
             self._clients_due = due
-            self.baton.at(due, Rank.CLIENT, self._send_due)
+            self.baton.at(due, Rank.CLIENT, lambda: self._send_due(due))
 
-    def _send_due(self) -> None:
+    def _send_due(self, due: int) -> None:
+        if due != self._clients_due:
+            return
         self._clients_due = None
         for send in self.pacing.due(self.baton.now):
             self._send_call(send)
@@ -620,8 +645,13 @@ class LoggedCluster(Cluster):
     log: Log
 
     def message(self, name: str, body: FromInstance) -> None:
-        self.log.said(self.clock.now, name, body)
+        if self._nodes[name].linked:
+            self.log.said(self.clock.now, name, body)
         super().message(name, body)
+
+    def lost(self, name: str, reason: str) -> None:
+        self.log.lost(self.clock.now, name)
+        super().lost(name, reason)
 
     def _deliver(self, name: str, message: ToInstance) -> None:
         self.log.sent(self.clock.now, name, message)
