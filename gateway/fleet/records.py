@@ -92,12 +92,11 @@ class Records:
     def _take(self, folder: Path) -> str:
         """Empty, or why this gateway cannot have it."""
         try:
-            private = private_folder(folder.parent) and private_folder(folder)
+            if not (private_folder(folder.parent) and private_folder(folder)):
+                return "it and its parent must belong to this user with mode 700; remove them"
             self._lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             return f"{error.strerror}; set `cache` or ALIPES_CACHE to a folder that can be written"
-        if not private:
-            return "it and its parent must belong to this user with mode 700; remove them"
         return "" if lock(self._lock) else "another gateway of this cluster file has it; stop it"
 
     def _unlock(self) -> None:
