@@ -37,9 +37,12 @@ class Adoption(RuleBasedStateMachine):
     def state(self) -> Path:
         return Path(self.folder.name) / "state"
 
+    def recorded(self) -> set[str]:
+        return {path.name for path in (self.state / "instances").iterdir()}
+
     def until(self, condition: Callable[[], bool]) -> None:
         async def wait() -> None:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 10
             while not condition():
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.001)
@@ -77,6 +80,8 @@ class Adoption(RuleBasedStateMachine):
             if name not in self.alive:
                 assert self.states[name].reason == "started"
                 self.alive[name] = (self.running(name), mark)
+        # A process that the file has no more is seen to have ended a moment after it has.
+        self.until(lambda: len(self.recorded()) == len(self.alive))
 
     @precondition(lambda self: self.launcher is not None)
     @rule(leaves=st.booleans())
@@ -108,8 +113,7 @@ class Adoption(RuleBasedStateMachine):
             assert birth(pid)
             assert self.launcher is None or self.running(name) == pid
         if self.launcher is not None:
-            files = (self.state / "instances").iterdir()
-            assert {path.name for path in files} == {f"{name}.json" for name in self.alive}
+            assert self.recorded() == {f"{name}.json" for name in self.alive}
 
     def teardown(self) -> None:
         if self.launcher is None:
