@@ -12,11 +12,19 @@ import typer
 from msgspec.structs import replace
 
 from alipes.cli.check import Report, examine
-from alipes.cli.cluster import DEFAULT_FILE, ConfigOption, load, prepare_models, served_models
+from alipes.cli.cluster import (
+    DEFAULT_FILE,
+    ConfigOption,
+    load,
+    model_folders,
+    prepare_models,
+    served_models,
+)
 from alipes.cli.output import USAGE, CommandError, complain, remark, reported
-from alipes.gateway.config import Cluster
+from alipes.gateway.config import Cluster, instance_settings
 from alipes.gateway.fleet.cores import divide_cores
-from alipes.gateway.fleet.endpoints import FleetError
+from alipes.gateway.fleet.endpoints import FleetError, default_state_folder
+from alipes.gateway.fleet.fingerprint import code_digest, fingerprint
 from alipes.gateway.fleet.launcher import LaunchSpec
 from alipes.instance.checkpoints.folder import SourceError
 from alipes.instance.contract import thread_environment
@@ -24,14 +32,16 @@ from alipes.instance.memory.preload import parking_environment
 
 
 def serve(config: ConfigOption = DEFAULT_FILE) -> None:
-    """Prepare the models, start the instances and serve until Ctrl-C."""
+    """Prepare the models, start the instances and serve until Ctrl-C. On SIGUSR1 it leaves the
+    instances running, for a `serve` that follows."""
     with reported(SourceError, FleetError):
         cluster = load(config)
         folders = prepare_models(cluster, served_models(cluster))
         _refuse(examine(cluster, str(config)))
         # What nobody serves is in the catalogue, but not offered to clients.
         served = {name: cluster.models[name] for name in folders}
-        _serve(replace(cluster, models=served), folders, launch_specs(cluster, config))
+        state = default_state_folder(Path(cluster.cache), str(config))
+        _serve(replace(cluster, models=served), folders, launch_specs(cluster, config), state)
 
 
 def _refuse(report: Report) -> None:
@@ -47,14 +57,19 @@ def launch_specs(cluster: Cluster, config: Path) -> tuple[LaunchSpec, ...]:
     """How to start each local instance, the cores divided among them."""
     wanted = {name: entry.threads for name, entry in cluster.instances.items() if entry.local}
     threads = divide_cores(len(os.sched_getaffinity(0)), wanted)
+    code = code_digest()
     return tuple(
-        LaunchSpec(
-            name,
-            _argv(name, cluster, config, count),
-            thread_environment(count) | _parking(cluster.instances[name].device),
-        )
-        for name, count in threads.items()
+        _launch_spec(name, cluster, config, count, code) for name, count in threads.items()
     )
+
+
+def _launch_spec(name: str, cluster: Cluster, config: Path, threads: int, code: str) -> LaunchSpec:
+    entry = cluster.instances[name]
+    folders = model_folders(cluster, entry.models)
+    settings = instance_settings(cluster, name, folders, cluster.gateway.endpoint)
+    argv = _argv(name, cluster, config, threads)
+    env = thread_environment(threads) | _parking(entry.device)
+    return LaunchSpec(name, argv, env, fingerprint(code, settings, argv, env))
 
 
 def _parking(device: str) -> dict[str, str]:
@@ -67,7 +82,9 @@ def _argv(name: str, cluster: Cluster, config: Path, threads: int) -> tuple[str,
     return (*command, "-c", str(config.absolute()), *options)
 
 
-def _serve(cluster: Cluster, folders: Mapping[str, Path], specs: tuple[LaunchSpec, ...]) -> None:
+def _serve(
+    cluster: Cluster, folders: Mapping[str, Path], specs: tuple[LaunchSpec, ...], state: Path
+) -> None:
     from alipes.gateway.app import NothingServes, serve_gateway
 
     logging.basicConfig(
@@ -79,7 +96,7 @@ def _serve(cluster: Cluster, folders: Mapping[str, Path], specs: tuple[LaunchSpe
         sys.stdout.flush()
 
     try:
-        serve_gateway(cluster, folders, specs, announce)
+        serve_gateway(cluster, folders, specs, announce, state_folder=state)
     except NothingServes as error:
         complain(str(error))
         raise typer.Exit(USAGE) from None

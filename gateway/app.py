@@ -50,8 +50,9 @@ class NothingServes(Exception):
 
 class Gateway:
     """All parts of one gateway, composed. ``start``, then ``stop``, once. ``policy`` places calls
-    otherwise than the file says, to compare with. ``hopeless`` is set when no instance will ever
-    serve."""
+    otherwise than the file says, to compare with. In ``state_folder`` a gateway notes what the next
+    one of the same cluster file goes on with: local instances. ``hopeless`` is set when no instance
+    will ever serve."""
 
     def __init__(
         self,
@@ -60,6 +61,7 @@ class Gateway:
         endpoint: str,
         launch_specs: Sequence[LaunchSpec] = (),
         policy: Policy | None = None,
+        state_folder: Path | None = None,
     ) -> None:
         settings = cluster.gateway
         self.metrics = Metrics(cluster.models, cluster.instances)
@@ -75,8 +77,13 @@ class Gateway:
             observers,
             (self.metrics,),
         )
-        self.fleet = Fleet(endpoint, frozenset(cluster.instances), self.dispatcher)
-        self.launcher = Launcher(launch_specs, self._process_state)
+        self.launcher = Launcher(launch_specs, self._process_state, state_folder=state_folder)
+        self.fleet = Fleet(
+            endpoint,
+            frozenset(cluster.instances),
+            self.dispatcher,
+            greeted=self.launcher.connected,
+        )
         self.prospects = Prospects(_serving(cluster))
         self.hopeless = asyncio.Event()
         self.app = build_app(cluster, texts, self.dispatcher, self.metrics)
@@ -84,14 +91,17 @@ class Gateway:
         self.http = HttpServer(self.app, settings.host, settings.port)
 
     async def start(self) -> None:
-        """Open the recording, the links and the address, start local instances. Raises
-        ``RecordError``, ``FleetError`` or ``HttpError``, with everything stopped again."""
+        """Open the recording, the links and the address, start local instances or adopt those that
+        are there. Raises ``RecordError``, ``FleetError`` or ``HttpError``, with everything stopped
+        again."""
         if self.recorder is not None:
             self.recorder.open(time.monotonic_ns())
         try:
             await self.fleet.start()
+            self.launcher.claim()
             await self.http.start()
         except BaseException:
+            self.launcher.release()
             await self.fleet.stop()
             self._end_recording()
             raise
@@ -101,16 +111,22 @@ class Gateway:
     def ready(self) -> bool:
         return self.router.status(time.monotonic_ns()).ready
 
-    async def stop(self, grace: float = STREAM_GRACE, hurry: asyncio.Event | None = None) -> None:
+    async def stop(
+        self,
+        grace: float = STREAM_GRACE,
+        hurry: asyncio.Event | None = None,
+        keep_instances: bool = False,
+    ) -> None:
         """Turn new calls away, let live ones finish for ``grace`` seconds (or until ``hurry``),
-        fail the rest, then end HTTP, instances and links in this order."""
+        fail the rest, then end HTTP, instances and links in this order. With ``keep_instances``
+        local ones wait for the next gateway, as they do after a crash."""
         self.service.stopping = True
         await self._wait_idle(grace, hurry)
         self.dispatcher.fail_all(CallFailure(FailureKind.STOPPING, "the gateway is stopping"))
         await self._wait_idle(_LAST_WRITES, None)
         await self.http.stop()
         self.fleet.ending = True
-        await self.launcher.stop()
+        await (self.launcher.leave() if keep_instances else self.launcher.stop())
         await self.fleet.stop()
         self.dispatcher.close()
         self._end_recording()
@@ -148,13 +164,16 @@ def serve_gateway(
     on_ready: Callable[[str], None],
     endpoint: str = "",
     policy: Policy | None = None,
+    state_folder: Path | None = None,
 ) -> None:
-    """Serve until SIGINT, SIGTERM or SIGHUP. ``folders`` hold the prepared models; ``on_ready``
-    is told the URL once every model has an instance. ``endpoint`` defaults to the file's. Raises
+    """Serve until SIGINT, SIGTERM or SIGHUP, or until SIGUSR1, which leaves local instances to the
+    next gateway with this ``state_folder``. ``folders`` hold the prepared models; ``on_ready`` is
+    told the URL once every model has an instance. ``endpoint`` defaults to the file's. Raises
     ``NothingServes`` once no instance will."""
     log_calls_to(sys.stderr)
     texts = {name: ModelText.load(name, folders[name]) for name in cluster.models}
-    gateway = Gateway(cluster, texts, endpoint or cluster.gateway.endpoint, launch_specs, policy)
+    endpoint = endpoint or cluster.gateway.endpoint
+    gateway = Gateway(cluster, texts, endpoint, launch_specs, policy, state_folder)
     gc.collect()
     gc.freeze()
     uvloop.run(_serve(gateway, cluster, on_ready))
@@ -163,16 +182,18 @@ def serve_gateway(
 async def _serve(gateway: Gateway, cluster: Cluster, on_ready: Callable[[str], None]) -> None:
     """The first signal stops in order; a second one skips the grace of live streams."""
     stop, hurry = asyncio.Event(), asyncio.Event()
+    first: list[signal.Signals] = []
 
-    def interrupted() -> None:
+    def interrupted(number: signal.Signals) -> None:
+        first.append(number)
         (hurry if stop.is_set() else stop).set()
 
     loop = asyncio.get_running_loop()
-    numbers = [signal.SIGINT, signal.SIGTERM]
+    numbers = [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as under nohup
         numbers.append(signal.SIGHUP)
     for number in numbers:
-        loop.add_signal_handler(number, interrupted)
+        loop.add_signal_handler(number, interrupted, number)
     await gateway.start()
     url = f"http://{cluster.gateway.host}:{cluster.gateway.port}"
     log.info("listening on %s", url)
@@ -184,7 +205,7 @@ async def _serve(gateway: Gateway, cluster: Cluster, on_ready: Callable[[str], N
     finally:
         announcing.cancel()
         giving_up.cancel()
-        await gateway.stop(hurry=hurry)
+        await gateway.stop(hurry=hurry, keep_instances=first[:1] == [signal.SIGUSR1])
     if gateway.hopeless.is_set():
         names = ", ".join(cluster.instances)
         raise NothingServes(

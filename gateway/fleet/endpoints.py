@@ -1,4 +1,4 @@
-"""Where the gateway's link socket lives, and who may open it."""
+"""Where the gateway's link socket and state live, and who may open them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ IPC_PATH_BYTES: Final = 107
 
 
 class FleetError(Exception):
-    """The link socket cannot be opened; the message names the endpoint and the remedy."""
+    """The link socket or the state folder cannot be used; the message names it and the remedy."""
 
 
 def default_endpoint(cluster_file: str) -> str:
@@ -21,11 +21,39 @@ def default_endpoint(cluster_file: str) -> str:
     that instances which outlive their gateway find the next one."""
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     folder = Path(base) / f"alipes-{os.getuid()}"
-    digest = hashlib.blake2b(str(Path(cluster_file).resolve()).encode(), digest_size=6)
-    path = str(folder / digest.hexdigest())
+    name = _name_of(cluster_file)
+    path = str(folder / name)
     if len(path) > IPC_PATH_BYTES:
-        path = f"/tmp/alipes-{os.getuid()}/{digest.hexdigest()}"
+        path = f"/tmp/alipes-{os.getuid()}/{name}"
     return f"ipc://{path}"
+
+
+def default_state_folder(cache: Path, cluster_file: str) -> Path:
+    """What a gateway of this cluster file keeps for the next one; ``cache`` is the file's."""
+    return cache / "state" / _name_of(cluster_file)
+
+
+def _name_of(cluster_file: str) -> str:
+    """The same for every path that leads to the file."""
+    path = str(Path(cluster_file).resolve())
+    return hashlib.blake2b(path.encode(), digest_size=6).hexdigest()
+
+
+def private_folder(folder: Path) -> bool:
+    """Make ``folder`` if it is missing; whether only this user can use it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state = folder.stat()
+    return state.st_uid == os.getuid() and not state.st_mode & 0o077
+
+
+def lock(file: IO[bytes] | int) -> bool:
+    """Take the lock of an open file or folder; False where another process has it. It goes with
+    the process, however that ends."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def is_private(endpoint: str) -> bool:
@@ -49,23 +77,19 @@ class SocketFolder:
                 "set gateway.endpoint to a shorter one"
             )
         folder = self._path.parent
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        state = folder.stat()
-        if state.st_uid != os.getuid() or state.st_mode & 0o077:
+        if not private_folder(folder):
             raise FleetError(
                 f"endpoint {self._endpoint}: folder {folder} must belong to this user with mode "
                 "700; set gateway.endpoint to a path in such a folder"
             )
-        lock = Path(f"{self._path}.lock").open("ab")  # noqa: SIM115
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
+        file = Path(f"{self._path}.lock").open("ab")  # noqa: SIM115
+        if not lock(file):
+            file.close()
             raise FleetError(
                 f"endpoint {self._endpoint}: another gateway has it; stop that one or set "
                 "gateway.endpoint"
-            ) from None
-        self._lock = lock
+            )
+        self._lock = file
 
     def release(self) -> None:
         if self._lock is not None:

@@ -7,6 +7,7 @@ import contextlib
 import logging
 import os
 import time
+from collections.abc import Callable
 from typing import Final, Protocol
 
 import zmq
@@ -56,8 +57,9 @@ class _KnownKey:
 
 
 class Fleet:
-    """Links to the instances ``known`` by name, bound at ``endpoint`` (ipc or tcp). ``ending`` is
-    set once instances are being stopped: that their links end is then as it should be."""
+    """Links to the instances ``known`` by name, bound at ``endpoint`` (ipc or tcp). ``greeted`` is
+    called with the name and the pid of every process that says Hello, before the sink. ``ending``
+    is set once instances are being stopped: that their links end is then as it should be."""
 
     def __init__(
         self,
@@ -65,9 +67,11 @@ class Fleet:
         known: frozenset[str],
         sink: FleetSink,
         beat_seconds: float = BEAT_SECONDS,
+        greeted: Callable[[str, int], None] | None = None,
     ) -> None:
         self._endpoint = endpoint
         self._sink = sink
+        self._greeted = greeted
         self._beat_seconds = beat_seconds
         self._links = Links(known, round(MISSED_BEATS * beat_seconds * 1e9))
         self._folder = SocketFolder(endpoint) if endpoint.startswith("ipc://") else None
@@ -216,6 +220,8 @@ class Fleet:
                     self._sink.beat(name)
                 case Connected(hello=hello):
                     log.info("%s connected, pid %d", hello.name, hello.pid)
+                    if self._greeted is not None:
+                        self._greeted(hello.name, hello.pid)
                     self._sink.connected(hello)
                 case Lost(name=name, reason=reason):
                     level = logging.INFO if self.ending else logging.WARNING

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -38,9 +39,32 @@ gateway:
 
 @dataclass(frozen=True)
 class Stack:
+    """``log`` lies beside the cluster file."""
+
     url: str
     process: subprocess.Popen[str]
     log: Path
+
+    @property
+    def file(self) -> Path:
+        return self.log.parent / "alipes.yaml"
+
+    def processes(self) -> list[psutil.Process]:
+        """The gateway and its instances, also those that are no children of this gateway."""
+        found = {
+            process
+            for process in psutil.process_iter(["cmdline"])
+            if str(self.file) in (process.info["cmdline"] or ())
+        }
+        with_children = [child for one in found for child in _children(one)]
+        return list(found.union(with_children))
+
+    def discard(self) -> None:
+        """Whatever is still there ends at once."""
+        for process in self.processes():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait()
 
     def live_calls(self) -> int:
         """Calls that the gateway or any instance still holds."""
@@ -63,6 +87,20 @@ class Stack:
             time.sleep(0.05)
 
 
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return process.children(recursive=True)
+    except psutil.NoSuchProcess:
+        return []
+
+
+def is_over(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -74,11 +112,15 @@ def start_stack(folder: Path, text: str = FILE) -> Stack:
     port = free_port()
     file = folder / "alipes.yaml"
     file.write_text(text.format(port=port, endpoint=f"ipc://{folder}/link"))
-    log = folder / "log"
+    return serve_file(file, port)
+
+
+def serve_file(file: Path, port: int) -> Stack:
+    log = file.parent / "log"
     process = subprocess.Popen(
         [sys.executable, "-m", "alipes.cli.main", "serve", "-c", str(file)],
         stdout=subprocess.PIPE,
-        stderr=log.open("w"),
+        stderr=log.open("a"),
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"},
     )
@@ -90,11 +132,11 @@ def start_stack(folder: Path, text: str = FILE) -> Stack:
 
 def stop_stack(stack: Stack, number: signal.Signals = signal.SIGINT) -> None:
     """End it as Ctrl-C does and check that nothing of it is left."""
-    children = psutil.Process(stack.process.pid).children(recursive=True)
-    assert children
+    processes = stack.processes()
+    assert len(processes) > 1
     stack.process.send_signal(number)
     assert stack.process.wait(20) == 0, stack.log.read_text()
-    assert not [child for child in children if child.is_running()]
+    assert all(map(is_over, processes))
 
 
 @pytest.fixture(scope="session")
@@ -106,13 +148,18 @@ def stack(
         yield running
         stop_stack(running)
     finally:
-        running.process.kill()
-        running.process.wait()
+        running.discard()
 
 
 @pytest.fixture(scope="session")
 def start() -> Callable[..., Stack]:
     return start_stack
+
+
+@pytest.fixture(scope="session")
+def start_again() -> Callable[[Stack], Stack]:
+    """The next gateway of a stack whose gateway has ended, of the file as it is now."""
+    return lambda stack: serve_file(stack.file, int(stack.url.rpartition(":")[2]))
 
 
 @pytest.fixture(scope="session")

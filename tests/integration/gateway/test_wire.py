@@ -139,5 +139,4 @@ def test_a_signal_fails_live_streams_and_leaves_no_process(
             stop(stack, number)
             assert "shutting_down" in [line for line in lines if line][-1]
     finally:
-        stack.process.kill()
-        stack.process.wait()
+        stack.discard()

@@ -61,8 +61,7 @@ def recording(
         yield stack
         stop(stack)
     finally:
-        stack.process.kill()
-        stack.process.wait()
+        stack.discard()
 
 
 def grown(

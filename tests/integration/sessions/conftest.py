@@ -166,15 +166,14 @@ def serve(
             '"endpoint": ""', '"endpoint": "{endpoint}"'
         )
         stack = start(tmp_path_factory.mktemp("sessions"), text)
-        try:
-            with httpx.Client(base_url=stack.url, timeout=60, trust_env=False) as client:
-                running = Serving(stack, client)
+        with httpx.Client(base_url=stack.url, timeout=60, trust_env=False) as client:
+            running = Serving(stack, client)
+            try:
                 running.until(running.all_up)
                 yield running
                 running.until(running.nothing_held)
-            stop(stack)
-        finally:
-            stack.process.kill()
-            stack.process.wait()
+                stop(running.stack)
+            finally:
+                running.stack.discard()
 
     return serving

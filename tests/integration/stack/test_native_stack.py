@@ -53,8 +53,7 @@ def native(
         yield running
         stop(running)
     finally:
-        running.process.kill()
-        running.process.wait()
+        running.discard()
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from alipes.gateway.fleet.launcher import forwarded
+from alipes.gateway.fleet.output import forwarded
 
 
 @pytest.mark.parametrize(
