@@ -13,7 +13,7 @@ IPC_PATH_BYTES: Final = 107
 
 
 class FleetError(Exception):
-    """The link socket or the state folder cannot be used; the message names it and the remedy."""
+    """The link socket cannot be used; the message names it and the remedy."""
 
 
 def default_endpoint(cluster_file: str) -> str:

@@ -91,7 +91,7 @@ class Launcher:
         self._heard: dict[str, int] = {}
 
     def claim(self) -> None:
-        """Take the state folder, before ``start``. Raises ``FleetError``."""
+        """Take the state folder, before ``start``."""
         self._records.claim()
 
     def release(self) -> None:

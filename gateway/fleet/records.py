@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from alipes.gateway.fleet.endpoints import FleetError, lock, private_folder
+from alipes.gateway.fleet.endpoints import lock, private_folder
 
 _FOLDER: Final = "instances"
 _SUFFIX: Final = ".json"
@@ -42,13 +42,15 @@ class Records:
         return self._folder is not None
 
     def claim(self) -> None:
-        """Take the folder, before anything else is done with it. Raises ``FleetError``."""
+        """Take the folder, before anything else is done with it. Where that fails nothing is
+        kept, as without one."""
         if self._folder is None:
             return
         refusal = self._take(self._folder)
         if refusal:
+            log.warning("instances will not outlive this gateway: %s: %s", self._folder, refusal)
             self._unlock()
-            raise FleetError(f"state folder {self._folder}: {refusal}")
+            self._folder = None
 
     def release(self) -> None:
         """Give the folder up. It goes if no record is left."""
@@ -97,7 +99,7 @@ class Records:
             self._lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             return f"{error.strerror}; set `cache` or ALIPES_CACHE to a folder that can be written"
-        return "" if lock(self._lock) else "another gateway of this cluster file has it; stop it"
+        return "" if lock(self._lock) else "another gateway of this cluster file has it"
 
     def _unlock(self) -> None:
         if self._lock is not None:

@@ -17,7 +17,6 @@ import pytest
 import uvloop
 
 from alipes.gateway.fleet.backoff import BackoffSettings
-from alipes.gateway.fleet.endpoints import FleetError
 from alipes.gateway.fleet.launcher import Launcher, LaunchSpec, LaunchState, ProcessState
 
 from .instances import alive
@@ -270,10 +269,14 @@ def test_a_second_gateway_of_the_same_file_changes_nothing(folder: Path) -> None
     async def run() -> None:
         async with gateway(folder, spec()) as first:
             await until(first.pid)
-            second = Launcher([spec("g")], first.states.append, state_folder=folder)
-            with pytest.raises(FleetError, match="another gateway of this cluster file has it"):
-                second.claim()
-            second.release()
+            second_states: list[LaunchState] = []
+            second = Launcher([spec("g")], second_states.append, state_folder=folder)
+            second.claim()
+            await second.start()
+            await until(lambda: len(second_states) == 1)
+            assert second_states[0].pid != first.pid()
+            await second.leave()
+            assert second_states[-1].state is ProcessState.STOPPED
             assert alive(first.pid())
             first.leaves = True
         async with gateway(folder, spec()) as later:

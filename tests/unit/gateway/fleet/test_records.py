@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from alipes.gateway.fleet.endpoints import FleetError, default_state_folder
+from alipes.gateway.fleet.endpoints import default_state_folder
 from alipes.gateway.fleet.records import ProcessRecord, Records
 
 ONE = ProcessRecord(17, "a-boot 42", "print")
@@ -85,33 +85,46 @@ def test_a_record_that_cannot_be_written_is_only_told(
     assert "cold-0, pid 17: no later gateway will find it" in caplog.messages[0]
 
 
-def test_a_folder_serves_one_gateway(folder: Path) -> None:
+def test_a_folder_serves_one_gateway(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     first, second = Records(folder), Records(folder)
     first.claim()
-    with pytest.raises(FleetError, match="another gateway of this cluster file has it; stop it"):
-        second.claim()
+    second.claim()
+    assert (first.kept, second.kept) == (True, False)
+    assert caplog.messages[0].endswith(": another gateway of this cluster file has it")
+    second.write("cold-0", ONE)
     second.release()
+    assert first.read() == {}
     first.write("cold-0", ONE)
     first.release()
-    second.claim()
-    assert second.read() == {"cold-0": ONE}
-    second.release()
+    third = Records(folder)
+    third.claim()
+    assert third.read() == {"cold-0": ONE}
+    third.release()
 
 
 @pytest.mark.parametrize("inner", ["", "instances"])
-def test_a_folder_that_others_can_use_is_refused(folder: Path, inner: str) -> None:
+def test_a_folder_that_others_can_use_keeps_nothing(
+    folder: Path, inner: str, caplog: pytest.LogCaptureFixture
+) -> None:
     (folder / inner).mkdir(parents=True)
     (folder / inner).chmod(0o755)
     if inner:
         folder.chmod(0o700)
-    with pytest.raises(FleetError, match="must belong to this user with mode 700"):
-        Records(folder).claim()
+    records = Records(folder)
+    records.claim()
+    assert not records.kept
+    assert "must belong to this user with mode 700; remove them" in caplog.text
 
 
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_made_keeps_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(FleetError, match=r"Not a directory; set `cache` or ALIPES_CACHE"):
-        Records(tmp_path / "file" / "state").claim()
+    records = Records(tmp_path / "file" / "state")
+    records.claim()
+    assert not records.kept
+    assert caplog.messages[0].startswith("instances will not outlive this gateway")
+    assert "Not a directory; set `cache` or ALIPES_CACHE" in caplog.text
 
 
 def test_without_a_folder_nothing_is_kept() -> None:
