@@ -79,7 +79,8 @@ def _serve(cluster: Cluster, folders: Mapping[str, Path], specs: tuple[LaunchSpe
         sys.stdout.flush()
 
     try:
-        serve_gateway(cluster, folders, specs, announce)
+        state = Path(cluster.state.folder) if cluster.state.keep else None
+        serve_gateway(cluster, folders, specs, announce, state=state)
     except NothingServes as error:
         complain(str(error))
         raise typer.Exit(USAGE) from None

@@ -1,4 +1,4 @@
-"""Where the gateway's link socket lives, and who may open it."""
+"""Where a cluster's link socket and its state live, and who may open the socket."""
 
 from __future__ import annotations
 
@@ -21,11 +21,22 @@ def default_endpoint(cluster_file: str) -> str:
     that instances which outlive their gateway find the next one."""
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     folder = Path(base) / f"alipes-{os.getuid()}"
-    digest = hashlib.blake2b(str(Path(cluster_file).resolve()).encode(), digest_size=6)
-    path = str(folder / digest.hexdigest())
+    path = str(folder / _digest(cluster_file))
     if len(path) > IPC_PATH_BYTES:
-        path = f"/tmp/alipes-{os.getuid()}/{digest.hexdigest()}"
+        path = f"/tmp/alipes-{os.getuid()}/{_digest(cluster_file)}"
     return f"ipc://{path}"
+
+
+def default_state_folder(cache: str, cluster_file: str) -> Path:
+    """A folder in ``cache`` for what outlives the processes of this cluster file. Each may name
+    files of its own there."""
+    return Path(cache) / "state" / _digest(cluster_file)
+
+
+def _digest(cluster_file: str) -> str:
+    """The same for every way to name the file."""
+    resolved = str(Path(cluster_file).resolve())
+    return hashlib.blake2b(resolved.encode(), digest_size=6).hexdigest()
 
 
 def is_private(endpoint: str) -> bool:

@@ -12,11 +12,11 @@ from alipes.gateway.api.errors import ApiError, ErrorClass, invalid
 from alipes.gateway.api.exchange import Exchange
 from alipes.gateway.api.generation import Generation, Job, Update
 from alipes.gateway.api.openai.responses.history import History, history_of, response_id_of
+from alipes.gateway.api.openai.responses.kept import Kept, Turn
 from alipes.gateway.api.openai.responses.output import Object, Output
 from alipes.gateway.api.openai.responses.prompt import messages_of, tools_of
 from alipes.gateway.api.openai.responses.response import begun, ended
 from alipes.gateway.api.openai.responses.schema import ResponsesBody, check_supported
-from alipes.gateway.api.openai.responses.store import Kept, Turn
 from alipes.gateway.api.openai.responses.stream import ResponseStream
 from alipes.gateway.api.sampling import check_room, forced_bytes, sampling_of, stops_of
 from alipes.gateway.api.service import Service
@@ -153,6 +153,7 @@ class Creation:
             service.dispatcher.now(),
             turn=turn,
             body=body,
+            follows=history.continues,
         )
         self._kept = True
         return response
