@@ -23,14 +23,14 @@ from alipes.instance.contract import TokenIds
 from .disk import Disk
 
 LIMIT = 6
-IDLE = 10
+IDLE = 40
 CALENDAR = 1_800_000_000 * SECOND
 TENANTS = ("a", "a", "b")
 TOLD = (
     "session name branch continuation known_tokens kept_tokens number origin origin_calls final"
 ).split()
 pieces = st.lists(
-    st.sampled_from([b"\0", b"\1", b"\0" * 63, b"\0" * 64, b"\1" * 65]), min_size=1, max_size=3
+    st.sampled_from([b"\0", b"\1", b"\0" * 63, b"\0" * 64, b"\1" * 65]), min_size=1, max_size=2
 ).map(b"".join)
 claims = st.just(NO_CLAIM) | st.builds(
     Claim,
@@ -143,8 +143,10 @@ class SavedSessionsMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.calls)
     @rule(data=st.data(), reply=st.just(b"") | pieces, well=st.booleans())
     def end(self, data: st.DataObject, reply: bytes, well: bool) -> None:
+        self.end_one(data.draw(st.sampled_from(self.calls)), reply, well)
+
+    def end_one(self, ended: OpenCall, reply: bytes, well: bool) -> None:
         self.tick()
-        ended = data.draw(st.sampled_from(self.calls))
         self.calls.remove(ended)
         if not well:
             self.plain.failed(ended.plain, self.now)
@@ -154,7 +156,13 @@ class SavedSessionsMachine(RuleBasedStateMachine):
         self.saved.table.finished(ended.saved, "i", ids(reply), 1, 2, self.clock())
         self.texts = [*self.texts, ended.prompt, ended.prompt + reply][-12:]
 
-    @rule(seconds=st.sampled_from([1, 3, IDLE, IDLE + 1]))
+    @rule(data=st.data(), claim=claims, model=st.sampled_from(["m", "m", "n"]), more=pieces)
+    def turn(self, data: st.DataObject, claim: Claim, model: str, more: bytes) -> None:
+        """A call and its answer, with nothing between."""
+        self.begin("a", model, claim, more, 0, data)
+        self.end_one(self.calls[-1], b"\1", True)
+
+    @rule(seconds=st.sampled_from([1, 1, 2, 5, IDLE - 5]))
     def wait(self, seconds: int) -> None:
         self.now += seconds * SECOND
 
