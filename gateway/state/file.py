@@ -20,7 +20,7 @@ OPEN_SECONDS: Final = 1.0
 WRITE_SECONDS: Final = 30.0
 """The same, while it is written."""
 _SUFFIXES: Final = ("", "-wal", "-shm")
-_LOG_BYTES: Final = 16 << 20
+LOG_BYTES: Final = 16 << 20
 _BROKEN: Final = frozenset(
     (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
 )
@@ -28,7 +28,7 @@ _PRAGMAS: Final = (
     "auto_vacuum=INCREMENTAL",
     "journal_mode=WAL",
     "synchronous=NORMAL",
-    f"journal_size_limit={_LOG_BYTES}",
+    f"journal_size_limit={LOG_BYTES}",
     "secure_delete=ON",
 )
 
@@ -166,7 +166,7 @@ class StateFile:
         self._pages = self.max_bytes // _number(db, "PRAGMA page_size")
         more = _number(db, "PRAGMA page_count") - self._pages
         if more > 0:
-            db.execute(f"PRAGMA incremental_vacuum({more})").fetchall()
+            db.executescript(f"PRAGMA incremental_vacuum({more})")  # one step for every page
 
     def _table(self, table: str) -> dict[bytes, bytes]:
         assert self._db is not None
@@ -183,7 +183,7 @@ class StateFile:
         if self._db is None or not self._is_there():
             raise StateError("it is gone")
         with contextlib.suppress(FileNotFoundError):
-            if os.stat(f"{self.path}-wal").st_size > self.max_bytes:
+            if os.stat(f"{self.path}-wal").st_size > self.max_bytes + LOG_BYTES:
                 raise StateError("its log has outgrown state.max_bytes: another process reads it")
         return self._db
 

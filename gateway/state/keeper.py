@@ -39,7 +39,18 @@ class StateKeeper:
         # Nobody else uses the tables yet.
         if await asyncio.to_thread(self._load):
             self._writer = StateWriter(self._file)
-            self._timer = asyncio.get_running_loop().call_later(PERIOD, self._flush)
+            self._tick()
+
+    def save(self) -> bool:
+        """Begin to write what has changed, unless a write is under way. False once saving has
+        ended."""
+        if self._writer is None or self._writer.ended:
+            self._sessions.notes.end()
+            self._responses.notes.end()
+            return False
+        if self._writer.idle and (self._sessions.notes or self._responses.notes):
+            self._writer.write(self._take())
+        return True
 
     def stop(self) -> None:
         """Save what is left."""
@@ -96,15 +107,9 @@ class StateKeeper:
             time.monotonic() - began,
         )
 
-    def _flush(self) -> None:
-        assert self._writer is not None
-        if self._writer.ended:
-            self._sessions.notes.end()
-            self._responses.notes.end()
-            return
-        self._timer = asyncio.get_running_loop().call_later(PERIOD, self._flush)
-        if self._writer.idle and (self._sessions.notes or self._responses.notes):
-            self._writer.write(self._take())
+    def _tick(self) -> None:
+        if self.save():
+            self._timer = asyncio.get_running_loop().call_later(PERIOD, self._tick)
 
     def _take(self) -> Batch:
         epoch = _epoch()

@@ -68,9 +68,7 @@ class SavedResponsesMachine(RuleBasedStateMachine):
     def ask(self, tenant: str, back: int) -> None:
         """For one that may continue another."""
         self.made += 1
-        making = Making(
-            tenant, f"r{self.made}", *self.find(tenant, f"r{max(0, self.made - back)}")
-        )
+        making = Making(tenant, f"r{self.made}", *self.find(tenant, f"r{max(0, self.made - back)}"))
         if making.plain is not None and making.saved is not None:
             claims = making.plain.continued_by(making.id), making.saved.continued_by(making.id)
             assert claims[0] == claims[1]

@@ -27,8 +27,9 @@ IDLE = 40
 CALENDAR = 1_800_000_000 * SECOND
 TENANTS = ("a", "a", "b")
 TOLD = (
-    "session name branch continuation known_tokens kept_tokens number origin origin_calls final"
-).split()
+    *("session", "name", "branch", "continuation", "known_tokens", "kept_tokens"),
+    *("number", "origin", "origin_calls", "final"),
+)
 pieces = st.lists(
     st.sampled_from([b"\0", b"\1", b"\0" * 63, b"\0" * 64, b"\1" * 65]), min_size=1, max_size=2
 ).map(b"".join)
@@ -202,4 +203,4 @@ class SavedSessionsMachine(RuleBasedStateMachine):
 
 
 TestSavedSessions = SavedSessionsMachine.TestCase
-TestSavedSessions.settings = settings(max_examples=80, stateful_step_count=50, deadline=None)
+TestSavedSessions.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)

@@ -54,9 +54,8 @@ class Life:
     def save(self) -> SavedResponses:
         changes = self.store.notes.take(EPOCH)
         for table, rows in self.rows.items():
-            rows |= getattr(changes, table)
-            for key in [key for key, row in rows.items() if row is None]:
-                del rows[key]
+            latest = rows | getattr(changes, table)
+            self.rows[table] = {key: row for key, row in latest.items() if row is not None}
         responses = list(self.rows["responses"].values())
         return SavedResponses(responses, dict(self.rows["bodies"]), dict(self.rows["turns"]))
 
@@ -136,9 +135,7 @@ ROW = ResponseRow("t", "r", Claim("s"), 2, EPOCH, "")
         ({2: TurnRow(1, b"", b"")}, "turn 2 lacks the one before it"),
     ],
 )
-def test_rows_that_do_not_belong_together_are_refused(
-    turns: dict[int, TurnRow], told: str
-) -> None:
+def test_rows_that_do_not_belong_together_are_refused(turns: dict[int, TurnRow], told: str) -> None:
     store = ResponseStore(9, 1 << 20, IDLE)
     with pytest.raises(ValueError, match=told):
         store.restore(SavedResponses([ROW], {}, turns), EPOCH, 1)
