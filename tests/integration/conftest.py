@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -16,6 +17,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+
+from alipes.gateway.strict import read_yaml
 
 FILE = """
 models:
@@ -74,6 +77,9 @@ def start_stack(folder: Path, text: str = FILE) -> Stack:
     port = free_port()
     file = folder / "alipes.yaml"
     file.write_text(text.format(port=port, endpoint=f"ipc://{folder}/link"))
+    # Not in the user's cache; sizes and numbers stay as they are written.
+    cluster = {"state": {"folder": "state"}, **read_yaml(file)}
+    file.write_text(json.dumps(cluster))
     log = folder / "log"
     process = subprocess.Popen(
         [sys.executable, "-m", "alipes.cli.main", "serve", "-c", str(file)],

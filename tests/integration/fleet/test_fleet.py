@@ -15,7 +15,7 @@ import uvloop
 import zmq
 
 from alipes.gateway.fleet.backoff import BackoffSettings
-from alipes.gateway.fleet.endpoints import FleetError, default_endpoint
+from alipes.gateway.fleet.endpoints import FleetError, default_endpoint, default_state_folder
 from alipes.gateway.fleet.launcher import Launcher, LaunchSpec, LaunchState, ProcessState
 from alipes.gateway.fleet.link import Fleet
 from alipes.instance.contract import (
@@ -435,6 +435,15 @@ def test_the_default_endpoint_is_short_and_stable(monkeypatch: pytest.MonkeyPatc
     assert len(default_endpoint("a.yaml")) < 107
     assert default_endpoint("a.yaml") == default_endpoint(str(Path("a.yaml").resolve()))
     assert default_endpoint("a.yaml") != default_endpoint("b.yaml")
+
+
+def test_every_cluster_file_has_a_folder_for_its_state(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    (tmp_path / "link.yaml").symlink_to(file)
+    folder = default_state_folder("/cache", str(file))
+    assert folder.parent == Path("/cache/state")
+    assert folder == default_state_folder("/cache", str(tmp_path / "link.yaml"))
+    assert folder != default_state_folder("/cache", str(tmp_path / "b.yaml"))
 
 
 def test_only_holders_of_the_secret_join_over_tcp(monkeypatch: pytest.MonkeyPatch) -> None:
