@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from alipes.cli.stack import FILE, SERVE, Stack, free_port, started
+from alipes.cli.stack import FILE, SERVE, STATE, Stack, free_port, started
 
 SETTLE_SECONDS: Final = 30.0
 
@@ -21,7 +21,8 @@ def stack(work: Path, cluster: dict[str, Any], command: Sequence[str] = SERVE) -
     work.mkdir(mode=0o700)
     port, file = free_port(), work / FILE
     gateway = {"port": port, "endpoint": f"ipc://{work}/link", **cluster.get("gateway", {})}
-    file.write_text(json.dumps(cluster | {"gateway": gateway}, indent=2))
+    whole = {"state": {"folder": STATE}, **cluster, "gateway": gateway}
+    file.write_text(json.dumps(whole, indent=2))
     with started((*command, str(file)), port, work / "alipes.log") as serving:
         yield serving
 

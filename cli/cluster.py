@@ -12,7 +12,7 @@ from rich.progress import Progress, TaskID
 
 from alipes.cli.output import progress_bars
 from alipes.gateway.config import Cluster, ConfigError, load_cluster
-from alipes.gateway.fleet.endpoints import default_endpoint
+from alipes.gateway.fleet.endpoints import default_endpoint, default_state_folder
 from alipes.instance.checkpoints.folder import SourceError
 from alipes.instance.checkpoints.sources import check_source, folder_of, is_prepared, prepare
 from alipes.instance.contract import RandomWeights
@@ -25,7 +25,7 @@ DEFAULT_FILE = Path("alipes.yaml")
 
 
 def load(path: Path) -> Cluster:
-    """The cluster, its endpoint resolved. Raises ConfigError."""
+    """The cluster, its endpoint and the folder of its state resolved. Raises ConfigError."""
     cluster = load_cluster(path)
     for name, entry in cluster.models.items():
         if isinstance(entry.source, RandomWeights):
@@ -34,7 +34,12 @@ def load(path: Path) -> Cluster:
             except SourceError as error:
                 raise ConfigError(f"{path}: models.{name}.{error}") from None
     endpoint = cluster.gateway.endpoint or default_endpoint(str(path))
-    return replace(cluster, gateway=replace(cluster.gateway, endpoint=endpoint))
+    folder = cluster.state.folder or str(default_state_folder(Path(cluster.cache), str(path)))
+    return replace(
+        cluster,
+        gateway=replace(cluster.gateway, endpoint=endpoint),
+        state=replace(cluster.state, folder=folder),
+    )
 
 
 def model_folders(cluster: Cluster, models: Iterable[str]) -> dict[str, Path]:

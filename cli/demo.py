@@ -53,6 +53,7 @@ def _demo() -> None:
     file.unlink(missing_ok=True)
     _step(f"alipes init: a cluster file with one hot and one cold instance, in {WORK}/")
     _alipes("init")
+    keep_state_here(file)
     _step("alipes models prepare: SmolLM2 is converted once, the random models are drawn")
     _alipes("models", "prepare", "-c", file.name)
     port = choose_port(file)
@@ -80,6 +81,11 @@ def replay_command(url: str) -> tuple[str, ...]:
     """A later demo takes the place of an earlier one."""
     target = ("--base-url", f"{url}/v1", "--models", MODELS)
     return ("replay", str(TRAJECTORY), *target, "--overwrite")
+
+
+def keep_state_here(file: Path) -> None:
+    """Not in the user's cache."""
+    file.write_text(file.read_text().replace("  # folder: ./state", "  folder: ./state", 1))
 
 
 def choose_port(file: Path) -> int:

@@ -23,7 +23,7 @@ from alipes.cli.cluster import (
 from alipes.cli.output import USAGE, CommandError, complain, remark, reported
 from alipes.gateway.config import Cluster, instance_settings
 from alipes.gateway.fleet.cores import divide_cores
-from alipes.gateway.fleet.endpoints import FleetError, default_state_folder
+from alipes.gateway.fleet.endpoints import FleetError
 from alipes.gateway.fleet.fingerprint import code_digest, fingerprint
 from alipes.gateway.fleet.launcher import LaunchSpec
 from alipes.instance.checkpoints.folder import SourceError
@@ -40,8 +40,7 @@ def serve(config: ConfigOption = DEFAULT_FILE) -> None:
         _refuse(examine(cluster, str(config)))
         # What nobody serves is in the catalogue, but not offered to clients.
         served = {name: cluster.models[name] for name in folders}
-        state = default_state_folder(Path(cluster.cache), str(config))
-        _serve(replace(cluster, models=served), folders, launch_specs(cluster, config), state)
+        _serve(replace(cluster, models=served), folders, launch_specs(cluster, config))
 
 
 def _refuse(report: Report) -> None:
@@ -82,9 +81,7 @@ def _argv(name: str, cluster: Cluster, config: Path, threads: int) -> tuple[str,
     return (*command, "-c", str(config.absolute()), *options)
 
 
-def _serve(
-    cluster: Cluster, folders: Mapping[str, Path], specs: tuple[LaunchSpec, ...], state: Path
-) -> None:
+def _serve(cluster: Cluster, folders: Mapping[str, Path], specs: tuple[LaunchSpec, ...]) -> None:
     from alipes.gateway.app import NothingServes, serve_gateway
 
     logging.basicConfig(
@@ -96,7 +93,8 @@ def _serve(
         sys.stdout.flush()
 
     try:
-        serve_gateway(cluster, folders, specs, announce, state_folder=state)
+        state = Path(cluster.state.folder) if cluster.state.keep else None
+        serve_gateway(cluster, folders, specs, announce, state=state)
     except NothingServes as error:
         complain(str(error))
         raise typer.Exit(USAGE) from None

@@ -29,6 +29,7 @@ from alipes.replay.plan import PlannedSession
 from alipes.replay.runner import Replay
 
 FILE: Final = "alipes.yaml"
+STATE: Final = "state"
 STOP_SECONDS: Final = 20
 POLL_SECONDS: Final = 0.2
 LINE_SECONDS: Final = 5.0
@@ -174,7 +175,8 @@ def write_cluster(
     cluster: Cluster, folders: Mapping[str, Path], work: Path, port: int | None = None
 ) -> Path:
     """A file of the cluster in ``work``, of those models that have folders. With a ``port`` its
-    gateway is there, open to forced tokens and nothing else of its own."""
+    gateway is there, open to forced tokens and nothing else of its own, and keeps its state in
+    ``work`` too."""
     shown: dict[str, Any] = msgspec.to_builtins(cluster)
     shown["models"] = {
         name: shown["models"][name] | {"source": str(folder.absolute())}
@@ -183,6 +185,7 @@ def write_cluster(
     if port is not None:
         endpoint = f"ipc://{work.absolute()}/link"
         shown["gateway"] = {"port": port, "endpoint": endpoint, "allow_forced_tokens": True}
+        shown["state"] = {"folder": STATE}
     file = work / FILE
     file.write_text(json.dumps(shown))
     return file

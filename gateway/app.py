@@ -29,6 +29,7 @@ from alipes.gateway.http import HttpServer
 from alipes.gateway.routing.decision import Policy, RouterSettings
 from alipes.gateway.routing.router import Router
 from alipes.gateway.routing.sessions import SessionTable
+from alipes.gateway.state.keeper import StateKeeper
 from alipes.gateway.telemetry.metrics import Metrics
 from alipes.gateway.telemetry.record import log_calls_to
 from alipes.gateway.telemetry.recorder import CallRecorder
@@ -50,9 +51,9 @@ class NothingServes(Exception):
 
 class Gateway:
     """All parts of one gateway, composed. ``start``, then ``stop``, once. ``policy`` places calls
-    otherwise than the file says, to compare with. In ``state_folder`` a gateway notes what the next
-    one of the same cluster file goes on with: local instances. ``hopeless`` is set when no instance
-    will ever serve."""
+    otherwise than the file says, to compare with. In the folder ``state`` is what the next gateway
+    of the same cluster file goes on with: sessions, stored responses and local instances; without
+    one they end with this one. ``hopeless`` is set when no instance will ever serve."""
 
     def __init__(
         self,
@@ -61,7 +62,7 @@ class Gateway:
         endpoint: str,
         launch_specs: Sequence[LaunchSpec] = (),
         policy: Policy | None = None,
-        state_folder: Path | None = None,
+        state: Path | None = None,
     ) -> None:
         settings = cluster.gateway
         self.metrics = Metrics(cluster.models, cluster.instances)
@@ -77,7 +78,7 @@ class Gateway:
             observers,
             (self.metrics,),
         )
-        self.launcher = Launcher(launch_specs, self._process_state, state_folder=state_folder)
+        self.launcher = Launcher(launch_specs, self._process_state, state_folder=state)
         self.fleet = Fleet(
             endpoint,
             frozenset(cluster.instances),
@@ -89,21 +90,26 @@ class Gateway:
         self.app = build_app(cluster, texts, self.dispatcher, self.metrics)
         self.service: Service = self.app.state.service
         self.http = HttpServer(self.app, settings.host, settings.port)
+        kept = sessions, self.service.responses
+        self.state = StateKeeper(state, cluster.state.max_bytes, *kept) if state else None
 
     async def start(self) -> None:
-        """Open the recording, the links and the address, start local instances or adopt those that
-        are there. Raises ``RecordError``, ``FleetError`` or ``HttpError``, with everything stopped
+        """Open the recording, restore what was kept, open the links and the address, start local
+        instances or adopt those that are there. Raises ``RecordError``, ``FleetError`` or
+        ``HttpError``, with everything stopped
         again."""
         if self.recorder is not None:
             self.recorder.open(time.monotonic_ns())
         try:
+            if self.state is not None:
+                await self.state.start()
             await self.fleet.start()
             self.launcher.claim()
             await self.http.start()
         except BaseException:
             self.launcher.release()
             await self.fleet.stop()
-            self._end_recording()
+            self._close_files()
             raise
         await self.launcher.start()
 
@@ -129,9 +135,11 @@ class Gateway:
         await (self.launcher.leave() if keep_instances else self.launcher.stop())
         await self.fleet.stop()
         self.dispatcher.close()
-        self._end_recording()
+        self._close_files()
 
-    def _end_recording(self) -> None:
+    def _close_files(self) -> None:
+        if self.state is not None:
+            self.state.stop()
         if self.recorder is not None:
             self.recorder.close()
 
@@ -164,16 +172,17 @@ def serve_gateway(
     on_ready: Callable[[str], None],
     endpoint: str = "",
     policy: Policy | None = None,
-    state_folder: Path | None = None,
+    state: Path | None = None,
 ) -> None:
     """Serve until SIGINT, SIGTERM or SIGHUP, or until SIGUSR1, which leaves local instances to the
-    next gateway with this ``state_folder``. ``folders`` hold the prepared models; ``on_ready`` is
-    told the URL once every model has an instance. ``endpoint`` defaults to the file's. Raises
+    next gateway. ``folders`` hold the prepared models; ``on_ready`` is told the URL once every
+    model has an instance. ``endpoint`` defaults to the file's. Sessions and stored responses
+    outlive the process in the folder ``state``, if there is one. Raises
     ``NothingServes`` once no instance will."""
     log_calls_to(sys.stderr)
     texts = {name: ModelText.load(name, folders[name]) for name in cluster.models}
     endpoint = endpoint or cluster.gateway.endpoint
-    gateway = Gateway(cluster, texts, endpoint, launch_specs, policy, state_folder)
+    gateway = Gateway(cluster, texts, endpoint, launch_specs, policy, state)
     gc.collect()
     gc.freeze()
     uvloop.run(_serve(gateway, cluster, on_ready))

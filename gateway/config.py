@@ -34,6 +34,7 @@ __all__ = [
     "ModelEntry",
     "RecordSettings",
     "RoutingEntry",
+    "StateSettings",
     "instance_settings",
     "json_schema",
     "load_cluster",
@@ -149,6 +150,15 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     record: RecordSettings | None = None
 
 
+class StateSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Sessions and stored responses outlive the gateway in a file of ``max_bytes`` at most in
+    ``folder``; empty is one in the cache for every cluster file."""
+
+    keep: bool = True
+    folder: str = ""
+    max_bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] = 512 << 20
+
+
 class ModelEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A catalogue entry. ``dtype`` is how the arena holds weights, ``kv_dtype`` how it holds what
     attention keeps of every token: ``auto`` is float16 on CUDA where weights are, else float32.
@@ -190,6 +200,7 @@ class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     targets: Targets = Targets()
     routing: RoutingEntry = RoutingEntry()
     ablations: Ablations = Ablations()
+    state: StateSettings = StateSettings()
     cache: Text = "~/.cache/alipes"
 
 
@@ -292,6 +303,7 @@ def _cluster(raw: dict[str, Any], folder: Path, environ: Mapping[str, str]) -> C
         targets=targets,
         routing=convert(top.routing, RoutingEntry, "routing"),
         ablations=convert(top.ablations, Ablations, "ablations"),
+        state=_kept(convert(with_sizes(top.state, "state"), StateSettings, "state"), folder),
         cache=str(_absolute(cache, folder)),
     )
     _check_instances(cluster)
@@ -307,6 +319,7 @@ class _Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     targets: dict[str, Any] = {}
     routing: dict[str, Any] = {}
     ablations: dict[str, Any] = {}
+    state: dict[str, Any] = {}
     cache: Text = "~/.cache/alipes"
 
 
@@ -333,6 +346,13 @@ def _placed(gateway: GatewaySettings, folder: Path) -> GatewaySettings:
     file = str(_absolute(gateway.record.file, folder))
     record = msgspec.structs.replace(gateway.record, file=file)
     return msgspec.structs.replace(gateway, record=record)
+
+
+def _kept(state: StateSettings, folder: Path) -> StateSettings:
+    """With the folder where it is, if one is named."""
+    if not state.folder:
+        return state
+    return msgspec.structs.replace(state, folder=str(_absolute(state.folder, folder)))
 
 
 def _sourced(entry: Any, folder: Path, field: str) -> Any:

@@ -46,6 +46,13 @@ def private_folder(folder: Path) -> bool:
     return state.st_uid == os.getuid() and not state.st_mode & 0o077
 
 
+def owned_folder(folder: Path) -> bool:
+    """Make ``folder`` if it is missing; whether only this user can write to it."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = folder.stat()
+    return found.st_uid == os.getuid() and not found.st_mode & 0o022
+
+
 def lock(file: IO[bytes] | int) -> bool:
     """Take the lock of an open file or folder; False where another process has it. It goes with
     the process, however that ends."""

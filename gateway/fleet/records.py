@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from alipes.gateway.fleet.endpoints import lock, private_folder
+from alipes.gateway.fleet.endpoints import lock, owned_folder
 
 _FOLDER: Final = "instances"
 _SUFFIX: Final = ".json"
@@ -94,8 +94,8 @@ class Records:
     def _take(self, folder: Path) -> str:
         """Empty, or why this gateway cannot have it."""
         try:
-            if not (private_folder(folder.parent) and private_folder(folder)):
-                return "it and its parent must belong to this user with mode 700; remove them"
+            if not (owned_folder(folder.parent) and owned_folder(folder)):
+                return "it and its parent must belong to this user, with no other writing to them"
             self._lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
             return f"{error.strerror}; set `cache` or ALIPES_CACHE to a folder that can be written"

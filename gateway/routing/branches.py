@@ -20,13 +20,15 @@ class Record:
     """A finished call of ``branch``. Its next call is to begin with the first ``length`` ids of
     its prompt, filed under ``place``; with the reply too, less its last id, filed under ``end``,
     where the template writes that as the model did. The whole ``path``, reply included, is kept
-    while there is room; afterwards ``digest`` stands for the ``length`` ids."""
+    while there is room; afterwards ``digest`` stands for the ``length`` ids. ``number`` rises from
+    record to record of a table."""
 
     branch: Branch
     length: int
     place: Place
     end: Place
     path: TokenPath | None
+    number: int
     digest: bytes = b""
 
     @property
@@ -49,10 +51,17 @@ class Record:
             return self.known(tokens)
         return common_prefix(self.path.tokens, tokens)
 
+    def sealed(self) -> bytes:
+        """The digest, computed once. Any thread may ask for it, whatever happens here meanwhile:
+        where ``path`` is gone, ``digest`` has been there before."""
+        path = self.path
+        if path is not None and not self.digest:
+            self.digest = _digest(path.tokens[: self.length])
+        return self.digest
+
     def compact(self) -> None:
-        if self.path is not None:
-            self.digest = _digest(self.path.tokens[: self.length])
-            self.path = None
+        self.sealed()
+        self.path = None
 
 
 def _digest(tokens: TokenIds) -> bytes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,10 +59,13 @@ def _bytes(tokens: TokenIds) -> bytes:
 
 
 class PrefixIndex(Generic[K]):
-    """Owners by the beginning they are filed under. ``seed`` makes sums unpredictable."""
+    """Owners by the beginning they are filed under. ``seed`` makes sums unpredictable; the same
+    one makes the same sums, in whatever order they are asked for."""
 
     def __init__(self, seed: int, block_tokens: int = BLOCK_TOKENS) -> None:
-        self._random = np.random.default_rng(seed)
+        self.seed: Final = seed
+        # Its stream is the same in every version of numpy; those of distributions may change.
+        self._random = np.random.PCG64(seed)
         self._block_tokens = block_tokens
         self._factors: NDArray[np.uint64] = np.empty(0, np.uint64)
         self._owners: dict[tuple[str, str, int], dict[bytes, dict[K, None]]] = {}
@@ -89,8 +92,8 @@ class PrefixIndex(Generic[K]):
     def _grow(self, size: int) -> None:
         if size > len(self._factors):
             more = max(size, 2 * len(self._factors)) - len(self._factors)
-            drawn = self._random.integers(0, 1 << 63, more, np.uint64) * np.uint64(2)
-            self._factors = np.concatenate((self._factors, drawn + np.uint64(1)))
+            odd = self._random.random_raw(more) | np.uint64(1)
+            self._factors = np.concatenate((self._factors, odd))
 
     def place(self, tenant: str, model: str, tokens: TokenIds, sums: Sums) -> Place:
         """Where ``tokens``, whose ``sums`` these are, are filed."""

@@ -7,6 +7,8 @@ system prompt stay apart, and so do equal prompts.
 
 Under one branch name calls that overlap become branches of their own. A call goes on with the
 idle branch that knows most of its prompt; where none knows it, the one used last starts over.
+
+A table notes what changes, if asked to, and can take it all back from rows (``saved.py``).
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from alipes.gateway.routing.branches import Branch, Record, Session, longest_kno
 from alipes.gateway.routing.identity import Claim, Source
 from alipes.gateway.routing.paths import TokenPath
 from alipes.gateway.routing.prefixes import Place, PrefixIndex, Sums
+from alipes.gateway.routing.saved import SavedSessions, SessionNotes, sessions_of
 from alipes.gateway.routing.views import SECOND, SessionView, view_of
 from alipes.instance.contract import BLOCK_TOKENS, TokenIds
 
@@ -62,9 +65,10 @@ class SessionCall:
 class SessionTable:
     """At most ``limit`` branches, beyond those of sessions with a call in flight, for ``idle``
     seconds after their session's last use. When there are too many, the tenant with most sessions
-    loses the one it used longest ago. Paths, of blocks of ``block_tokens``, take ``kept_bytes`` at
-    most. ``entropy`` gives so many random bytes: of a live gateway unguessable ones, as they name
-    sessions that come without an id."""
+    (of several the one that has the oldest) loses the one it used longest ago. Paths, of blocks of
+    ``block_tokens``, take ``kept_bytes`` at most. ``entropy`` gives so many random bytes: of a live
+    gateway unguessable ones, as they name sessions that come without an id. ``notes`` are of what
+    changed."""
 
     def __init__(
         self,
@@ -84,9 +88,11 @@ class SessionTable:
         self._branches = 0
         seed = int.from_bytes(entropy(8), "little")
         self._index: PrefixIndex[Record] = PrefixIndex(seed, block_tokens)
+        self._records = 0
         self._kept: OrderedDict[Record, int] = OrderedDict()
         self._kept_cost = 0
         self._gone: list[bytes] = []
+        self.notes = SessionNotes()
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -99,6 +105,40 @@ class SessionTable:
     def kept_cost(self) -> int:
         """Bytes held for paths."""
         return self._kept_cost
+
+    @property
+    def seed(self) -> int:
+        """That of the prefix index."""
+        return self._index.seed
+
+    @property
+    def block_tokens(self) -> int:
+        return self._block_tokens
+
+    def restore(self, saved: SavedSessions, epoch: int, now: int) -> None:
+        """Take over what another table held: for one that has had no call. Its calls in flight have
+        failed ``now``; of all finished ones the compact record is known. What has expired or is too
+        much for this table goes, and changes are noted from here on. Raises ``ValueError``, with
+        nothing taken over, for rows that do not belong together."""
+        if saved.block_tokens != self._block_tokens:
+            raise ValueError(f"its blocks are of {saved.block_tokens} tokens")
+        sessions = sessions_of(saved, epoch, now)
+        self._index = PrefixIndex(saved.seed, self._block_tokens)
+        branches = [branch for session in sessions for branch in session.all()]
+        records = [record for branch in branches for record in branch.records]
+        for record in sorted(records, key=lambda record: record.number):
+            self._file(record)
+            self._records = record.number
+        self._branches = len(branches)
+        self._sessions = {(session.tenant, session.id): session for session in sessions}
+        self.notes.begin()
+        busy = {row.id for row in saved.branches if row.busy}
+        for branch in branches:
+            if branch.id in busy:
+                self.notes.changed(branch)
+        for session in sessions:
+            self._rest(session)
+        self.gone(now)
 
     # --- calls -----------------------------------------------------------------------------------
 
@@ -176,10 +216,10 @@ class SessionTable:
         """Expire and evict; ids of the branches that were forgotten since this was last asked."""
         self._expire(now)
         while self._branches > self._limit:
-            fullest = max(self._resting.values(), key=len, default=None)
-            if not fullest:
+            oldest = [next(iter(resting)) for resting in self._resting.values() if resting]
+            if not oldest:
                 break
-            self._drop(next(iter(fullest)))
+            self._drop(max(oldest, key=self._crowd))
         gone, self._gone = tuple(self._gone), []
         return gone
 
@@ -237,6 +277,10 @@ class SessionTable:
 
     # --- bookkeeping -----------------------------------------------------------------------------
 
+    def _crowd(self, oldest: Session) -> tuple[int, int]:
+        """How many sessions its tenant has at rest; of several with as many, the longest there."""
+        return len(self._resting[oldest.tenant]), -oldest.used
+
     def _enter(self, session: Session, branch: Branch, now: int) -> None:
         branch.busy = True
         branch.calls += 1
@@ -244,14 +288,19 @@ class SessionTable:
         session.in_flight += 1
         session.over = False
         self._resting.get(session.tenant, OrderedDict()).pop(session, None)
+        self.notes.changed(branch)
 
     def _leave(self, call: SessionCall, now: int) -> None:
         branch, session = call._branch, call._branch.session
         call._open = branch.busy = False
         branch.used = session.used = now
         session.in_flight -= 1
-        if session.in_flight:
-            return
+        self.notes.changed(branch)
+        if not session.in_flight:
+            self._rest(session)
+
+    def _rest(self, session: Session) -> None:
+        """None of its calls is in flight: it may return, or there is nothing to return to."""
         if session.over or not any(each.finished for each in session.all()):
             self._drop(session)
         else:
@@ -269,11 +318,10 @@ class SessionTable:
         whole = path.tokens[:-1]
         sums = self._index.sums(whole, call._sums.first(len(whole)))
         end = self._index.place(branch.session.tenant, branch.model, whole, sums)
-        record = Record(branch, call._length, call._place, end, path)
+        self._records += 1
+        record = Record(branch, call._length, call._place, end, path, self._records)
         branch.records.append(record)
-        if record.length:
-            self._index.add(record.place, record)
-            self._index.add(record.end, record)
+        self._file(record)
         if len(branch.records) > BRANCH_RECORDS:
             self._forget_record(branch.records[0])
         self._kept[record] = record.cost
@@ -282,6 +330,11 @@ class SessionTable:
             oldest, cost = self._kept.popitem(last=False)
             self._kept_cost -= cost
             oldest.compact()
+
+    def _file(self, record: Record) -> None:
+        if record.length:
+            self._index.add(record.place, record)
+            self._index.add(record.end, record)
 
     def _forget_record(self, record: Record) -> None:
         if record in record.branch.records:
@@ -304,9 +357,11 @@ class SessionTable:
         branch.session.remove(branch)
         self._branches -= 1
         self._gone.append(branch.id)
+        self.notes.forgotten(branch)
 
     def _drop(self, session: Session) -> None:
         for branch in session.all():
             self._forget_branch(branch)
         self._resting.get(session.tenant, OrderedDict()).pop(session, None)
         del self._sessions[session.tenant, session.id]
+        self.notes.dropped(session)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -17,6 +18,8 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+
+from alipes.gateway.strict import read_yaml
 
 FILE = """
 models:
@@ -112,6 +115,9 @@ def start_stack(folder: Path, text: str = FILE) -> Stack:
     port = free_port()
     file = folder / "alipes.yaml"
     file.write_text(text.format(port=port, endpoint=f"ipc://{folder}/link"))
+    # Not in the user's cache; sizes and numbers stay as they are written.
+    cluster = {"state": {"folder": "state"}, **read_yaml(file)}
+    file.write_text(json.dumps(cluster))
     return serve_file(file, port)
 
 

@@ -19,6 +19,7 @@ FILE = """
 models: {{a: {{source: {{random: {{family: qwen3, size: tiny}}}}}}}}
 instances: {{hot-0: {{pool: hot, models: [a], device_bytes: 64MiB, device: "cuda:99"}}}}
 gateway: {{port: {port}, endpoint: "ipc://{folder}/link"}}
+state: {{folder: state}}
 """
 
 

@@ -11,8 +11,6 @@ from typing import Any
 
 import pytest
 
-from alipes.gateway.fleet.endpoints import default_state_folder
-
 PROMPT = list(range(100, 740))
 """Ten full blocks."""
 FINAL = {"x_session_final": "true"}
@@ -44,12 +42,13 @@ def logged(serving: Any, text: str) -> int:
     return sum(text in line for line in serving.stack.log.read_text().splitlines())
 
 
-def state_folder(serving: Any, model_cache: Path) -> Path:
-    return default_state_folder(model_cache, str(serving.stack.file))
+def records(serving: Any) -> Path:
+    folder: Path = serving.stack.file.parent / "state" / "instances"
+    return folder
 
 
 def test_instances_and_their_kv_stay_from_gateway_to_gateway(
-    serve: Any, restart: Restart, model_cache: Path
+    serve: Any, restart: Restart
 ) -> None:
     """One is killed, one ends as planned, each with a call under way."""
     with serve({"cold-0": {"fake": {"step": 0.02}}}) as serving:
@@ -73,9 +72,9 @@ def test_instances_and_their_kv_stay_from_gateway_to_gateway(
         os.kill(pid, signal.SIGKILL)
         serving.until(lambda: incarnation not in str(serving.admin()))
         serving.until(serving.all_up, 30)
-        assert state_folder(serving, model_cache).exists()
+        assert records(serving).exists()
     assert logged(serving, "INFO cold-0 ends: SIGTERM") == 1
-    assert not state_folder(serving, model_cache).exists()
+    assert not records(serving).exists()
 
 
 def test_what_is_not_as_the_file_says_now_is_ended(serve: Any, restart: Restart) -> None:

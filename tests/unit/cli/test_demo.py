@@ -57,7 +57,9 @@ def test_the_stack_itself_says_that_it_is_ready(
 def test_the_demo_uses_what_the_default_file_and_the_repository_hold(tmp_path: Path) -> None:
     file = tmp_path / "alipes.yaml"
     write_default(file, force=False)
+    demo.keep_state_here(file)
     cluster = load_cluster(file)
+    assert cluster.state.folder == str(tmp_path / "state")
     assert set(demo.MODELS.split(",")) <= set(cluster.models)
     assert cluster.gateway.port == demo.PORT
     assert demo.TRAJECTORY.is_file()

@@ -107,6 +107,7 @@ def test_a_cluster_survives_being_written(cluster: Cluster, tmp_path: Path) -> N
     assert served.gateway.endpoint == f"ipc://{tmp_path}/link"
     assert served.gateway.allow_forced_tokens
     assert served.gateway.api_keys == ()
+    assert served.state.folder == str(tmp_path / "state")
     assert (served.instances, served.ablations) == (cluster.instances, cluster.ablations)
     assert served.models["a"].source == LocalFolder(str(tmp_path / "a"))
 

@@ -15,6 +15,7 @@ from alipes.gateway.config import (
     Limits,
     RecordSettings,
     RoutingEntry,
+    StateSettings,
     instance_settings,
     json_schema,
     load_cluster,
@@ -78,6 +79,16 @@ def test_a_recording_is_beside_the_file_and_off_without_one(file: Path) -> None:
         text = GOOD.replace("gateway:\n", f"gateway:\n  record: {wrong}\n")
         with pytest.raises(ConfigError, match=rf"gateway\.record.*{told}|gateway\.{told}"):
             load(file, text)
+
+
+def test_state_is_kept_unless_said_otherwise(file: Path) -> None:
+    assert load(file, GOOD).state == StateSettings(True, "", 512 << 20)
+    named = load(file, GOOD + "state: {folder: ../kept, max_bytes: 2MiB}\n").state
+    assert named == StateSettings(True, str(file.parent.parent / "kept"), 2 << 20)
+    assert not load(file, GOOD + "state: {keep: false}\n").state.keep
+    for wrong, told in (("{max_bytes: 1KiB}", "max_bytes"), ("{kep: true}", "kep"), ("3", "")):
+        with pytest.raises(ConfigError, match=rf"state\.?{told}"):
+            load(file, GOOD + f"state: {wrong}\n")
 
 
 def test_home_is_expanded(file: Path) -> None:
@@ -250,8 +261,8 @@ def test_the_schema_describes_the_file_as_it_is_written() -> None:
     }
     assert references <= set(definitions)
     written = set(definitions["Cluster"]["properties"])
-    assert written == {"models", "instances", "targets", "routing", "ablations", "gateway", "cache"}
-    for struct in (Limits, RecordSettings, RoutingEntry, Ablations):
+    assert written == set(Cluster.__struct_fields__)
+    for struct in (Limits, RecordSettings, RoutingEntry, Ablations, StateSettings):
         assert set(definitions[struct.__name__]["properties"]) == set(struct.__struct_fields__)
 
 
@@ -261,6 +272,7 @@ def test_the_first_file_names_every_choice_with_its_default(file: Path) -> None:
     assert cluster.routing == RoutingEntry()
     assert cluster.ablations == Ablations()
     assert cluster.gateway.limits == Limits()
-    for struct in (Limits, RoutingEntry, Ablations):
+    assert cluster.state == StateSettings()
+    for struct in (Limits, RoutingEntry, Ablations, StateSettings):
         for name in struct.__struct_fields__:
             assert f" {name}: " in text

@@ -13,11 +13,11 @@ from alipes.gateway.api.exchange import Exchange
 from alipes.gateway.api.generation import Generation, Update
 from alipes.gateway.api.intake import Ask, Conversation, job_of
 from alipes.gateway.api.openai.responses.history import History, history_of, response_id_of
+from alipes.gateway.api.openai.responses.kept import Kept, Turn
 from alipes.gateway.api.openai.responses.output import Object, Output
 from alipes.gateway.api.openai.responses.prompt import messages_of, tools_of
 from alipes.gateway.api.openai.responses.response import begun, ended
 from alipes.gateway.api.openai.responses.schema import ResponsesBody, check_supported
-from alipes.gateway.api.openai.responses.store import Kept, Turn
 from alipes.gateway.api.openai.responses.stream import ResponseStream
 from alipes.gateway.api.service import Service
 from alipes.gateway.api.serving import placement_headers, run, stream
@@ -131,6 +131,7 @@ class Creation:
             service.dispatcher.now(),
             turn=turn,
             body=body,
+            follows=history.continues,
         )
         self._kept = True
         return response

@@ -9,8 +9,9 @@ from typing import Final
 import msgspec
 
 from alipes.gateway.api.errors import ApiError, invalid
+from alipes.gateway.api.openai.responses.kept import Kept, Turn
 from alipes.gateway.api.openai.responses.schema import Item, ResponsesBody
-from alipes.gateway.api.openai.responses.store import Kept, ResponseStore, Turn
+from alipes.gateway.api.openai.responses.store import ResponseStore
 
 _ITEM_ID: Final = re.compile(r"(?:msg|fc)_(?P<suffix>[0-9a-f]{32})_[0-9]+")
 _SHOWN: Final = 64

@@ -3,78 +3,26 @@
 A conversation is kept once however many responses continue it: a response holds its own turn, a
 turn the one before it. Forgetting a response frees a turn only when nothing continues it. What is
 not to be stored keeps its session alone. Sans-IO; times are nanoseconds of the caller's clock.
+
+A store notes what changes, if asked to, and can take it all back from rows (``saved.py``).
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from dataclasses import dataclass, field
-from typing import Final
 
-from alipes.gateway.routing.identity import Claim, Source
-
-ENTRY_BYTES: Final = 512
-"""What an entry or turn is charged for its own objects, besides the text it keeps."""
-
-
-@dataclass(slots=True, eq=False)
-class Turn:
-    """What one response added to a conversation, as JSON lists: the items it was asked with and
-    those it answered. ``holders`` are its response and the turns that continue it."""
-
-    before: Turn | None
-    asked: bytes
-    answered: bytes
-    holders: int = 0
-
-    @property
-    def size(self) -> int:
-        return ENTRY_BYTES + len(self.asked) + len(self.answered)
-
-    def conversation(self) -> list[bytes]:
-        """JSON lists of items, from the first turn to this one."""
-        lists: list[bytes] = []
-        turn: Turn | None = self
-        while turn is not None:
-            lists += (turn.answered, turn.asked)
-            turn = turn.before
-        return lists[::-1]
-
-
-@dataclass(slots=True, eq=False)
-class Kept:
-    """One response: ``claim`` leads to its session and branch; without a ``turn`` its content is
-    not stored. ``body`` is its JSON. ``successor`` continues its branch, others fork from it."""
-
-    claim: Claim
-    turn: Turn | None
-    body: bytes
-    used: int
-    successor: str = ""
-
-    @property
-    def size(self) -> int:
-        return ENTRY_BYTES + len(self.body)
-
-    def continued_by(self, response_id: str) -> Claim:
-        """Where a response that continues this one belongs: the first is the next on the branch,
-        any other forks a branch of its own from it."""
-        if not self.successor:
-            self.successor = response_id
-            return self.claim
-        session, branch = self.claim.session, self.claim.branch
-        return Claim(session, response_id, branch, source=Source.RESPONSE)
-
-    def not_continued_by(self, response_id: str) -> None:
-        """That response came to nothing: its place on the branch is free again."""
-        if self.successor == response_id:
-            self.successor = ""
+from alipes.gateway.api.openai.responses.kept import Kept, Turn
+from alipes.gateway.api.openai.responses.saved import ResponseNotes, SavedResponses, responses_of
+from alipes.gateway.routing.identity import Claim
 
 
 @dataclass(slots=True, eq=False)
 class Share:
     """What is kept for one tenant, by response id; the one used last comes last."""
 
+    tenant: str
+    notes: ResponseNotes
     kept: OrderedDict[str, Kept] = field(default_factory=OrderedDict)
     size: int = 0
 
@@ -87,21 +35,33 @@ class Share:
         """When the oldest was used."""
         return self.kept[self.oldest].used
 
-    def add(self, response_id: str, kept: Kept) -> None:
-        self.kept[response_id] = kept
+    def add(self, kept: Kept) -> None:
+        self.kept[kept.id] = kept
         self.size += kept.size
         self._hold(kept.turn)
+        self.changed(kept)
+        if kept.body:
+            self.notes.bodies.note((self.tenant, kept.id), kept.body)
 
     def drop(self, response_id: str) -> None:
         kept = self.kept.pop(response_id)
         self.size -= kept.size
         self._release(kept.turn)
+        self.notes.responses.note((self.tenant, response_id), None)
+        self.notes.bodies.note((self.tenant, response_id), None)
 
     def strip(self, kept: Kept) -> None:
         """Leave nothing but its session."""
         self.size -= len(kept.body)
         turn, kept.turn, kept.body = kept.turn, None, b""
         self._release(turn)
+        self.changed(kept)
+        self.notes.bodies.note((self.tenant, kept.id), None)
+
+    def changed(self, kept: Kept) -> None:
+        """Anything but its body did; nothing to note of one that is forgotten."""
+        if self.kept.get(kept.id) is kept:
+            self.notes.responses.note((self.tenant, kept.id), kept)
 
     def _hold(self, turn: Turn | None) -> None:
         """One holder more; a turn without any before is new here, and holds the one before it."""
@@ -110,6 +70,7 @@ class Share:
             if turn.holders > 1:
                 return
             self.size += turn.size
+            self.notes.turns.note(turn.number, turn)
             turn = turn.before
 
     def _release(self, turn: Turn | None) -> None:
@@ -118,6 +79,7 @@ class Share:
             if turn.holders:
                 return
             self.size -= turn.size
+            self.notes.turns.note(turn.number, None)
             turn = turn.before
 
 
@@ -125,13 +87,16 @@ class ResponseStore:
     """At most ``count`` responses and ``limit`` bytes of all tenants together, each for ``idle``
     nanoseconds after its last use. When there is too much, the tenant that has most of it, of
     responses or of bytes, loses the response it used longest ago: with n tenants none loses
-    any while it has at most an n-th of both. A tenant's responses do not exist for another one."""
+    any while it has at most an n-th of both. A tenant's responses do not exist for another one.
+    ``notes`` are of what changed."""
 
     def __init__(self, count: int, limit: int, idle: int) -> None:
         self._count = count
         self._limit = limit
         self._idle = idle
         self._shares: dict[str, Share] = {}  # none is empty
+        self._turns = 0
+        self.notes = ResponseNotes()
 
     def __len__(self) -> int:
         return sum(len(share.kept) for share in self._shares.values())
@@ -149,6 +114,7 @@ class ResponseStore:
         share.kept.move_to_end(response_id)
         kept = share.kept[response_id]
         kept.used = now
+        share.changed(kept)
         return kept
 
     def add(
@@ -160,13 +126,21 @@ class ResponseStore:
         *,
         turn: Turn | None = None,
         body: bytes = b"",
+        follows: Kept | None = None,
     ) -> None:
         """Keep a response; ``turn`` and ``body`` where its content is stored. Content for which
         there is no room, even with all others of its tenant gone, is not. The turns before
-        ``turn`` are of the same tenant."""
+        ``turn``, and the response that this one ``follows``, are of the same tenant."""
         self._expire(now)
-        kept = Kept(claim, turn, body, now)
-        self._shares.setdefault(tenant, Share()).add(response_id, kept)
+        if turn is not None:
+            self._turns += 1
+            turn.number = self._turns
+        kept = Kept(response_id, claim, turn, body, now)
+        share = self._share(tenant)
+        share.add(kept)
+        if follows is not None and follows.successor == response_id:
+            follows.followed = True
+            share.changed(follows)
         self._make_room(kept)
 
     def remove(self, tenant: str, response_id: str, now: int) -> bool:
@@ -178,7 +152,25 @@ class ResponseStore:
         self._drop(tenant, response_id)
         return True
 
-    def _make_room(self, new: Kept) -> None:
+    def restore(self, saved: SavedResponses, epoch: int, now: int) -> None:
+        """Take over what another store held: for one that has had nothing. A continuation that was
+        never kept has come to nothing. What has expired or is too much for this store goes, and
+        changes are noted from here on. Raises ``ValueError``, with nothing taken over, for rows
+        that do not belong together."""
+        for tenant, kept in responses_of(saved, epoch, now):
+            self._share(tenant).add(kept)
+        self._turns = max(saved.turns, default=0)
+        self.notes.begin()
+        self._expire(now)
+        self._make_room(None)
+
+    def _share(self, tenant: str) -> Share:
+        share = self._shares.get(tenant)
+        if share is None:
+            share = self._shares[tenant] = Share(tenant, self.notes)
+        return share
+
+    def _make_room(self, new: Kept | None) -> None:
         """Of tenants that have equally much, the one with the oldest response makes room."""
         shares = self._shares
         while len(self) > self._count:

@@ -11,7 +11,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from alipes.gateway.api.openai.responses.store import ENTRY_BYTES, ResponseStore, Turn
+from alipes.gateway.api.openai.responses.kept import ENTRY_BYTES, Turn
+from alipes.gateway.api.openai.responses.store import ResponseStore
 from alipes.gateway.routing.identity import Claim, Source
 
 IDLE = 50

@@ -107,13 +107,13 @@ def test_a_folder_that_others_can_use_keeps_nothing(
     folder: Path, inner: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / inner).mkdir(parents=True)
-    (folder / inner).chmod(0o755)
+    (folder / inner).chmod(0o777)
     if inner:
         folder.chmod(0o700)
     records = Records(folder)
     records.claim()
     assert not records.kept
-    assert "must belong to this user with mode 700; remove them" in caplog.text
+    assert "must belong to this user, with no other writing to them" in caplog.text
 
 
 def test_a_folder_that_cannot_be_made_keeps_nothing(
