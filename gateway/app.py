@@ -96,8 +96,7 @@ class Gateway:
     async def start(self) -> None:
         """Open the recording, restore what was kept, open the links and the address, start local
         instances or adopt those that are there. Raises ``RecordError``, ``FleetError`` or
-        ``HttpError``, with everything stopped
-        again."""
+        ``HttpError``, with everything stopped again."""
         if self.recorder is not None:
             self.recorder.open(time.monotonic_ns())
         try:

@@ -20,7 +20,7 @@ SessionKey = tuple[str, str]
 """Tenant and id."""
 
 
-class RecordRow(msgspec.Struct, frozen=True, array_like=True):
+class RecordRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Of a record. ``total`` and ``rest``, ``end_total`` and ``end_rest`` are those of its two
     places, whose tenant and model are the branch's."""
 
@@ -33,7 +33,7 @@ class RecordRow(msgspec.Struct, frozen=True, array_like=True):
     digest: bytes
 
 
-class BranchRow(msgspec.Struct, frozen=True, array_like=True):
+class BranchRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Of a branch; ``busy`` if a call of it was in flight."""
 
     id: bytes
@@ -51,7 +51,7 @@ class BranchRow(msgspec.Struct, frozen=True, array_like=True):
     records: tuple[RecordRow, ...] = ()
 
 
-class SessionRow(msgspec.Struct, frozen=True, array_like=True):
+class SessionRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Of a session, with the ids of its branches in order; ``busy`` if calls were in flight."""
 
     tenant: str

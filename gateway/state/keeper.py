@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import sqlite3
 import time
@@ -78,12 +79,16 @@ class StateKeeper:
         return True
 
     def _restore(self) -> None:
+        # Nearly all that comes to be here stays: looking for garbage takes longer than the rest.
+        gc.disable()
         try:
             self._take_back()
         except BrokenError as error:
             log.warning("%s: broken, set aside as *.broken: %s", self._file.path, error)
             self._file.set_aside()
             self._take_back()
+        finally:
+            gc.enable()
 
     def _take_back(self) -> None:
         began = time.monotonic()

@@ -47,9 +47,7 @@ def records(serving: Any) -> Path:
     return folder
 
 
-def test_instances_and_their_kv_stay_from_gateway_to_gateway(
-    serve: Any, restart: Restart
-) -> None:
+def test_instances_and_their_kv_stay_from_gateway_to_gateway(serve: Any, restart: Restart) -> None:
     """One is killed, one ends as planned, each with a call under way."""
     with serve({"cold-0": {"fake": {"step": 0.02}}}) as serving:
         before = processes(serving)

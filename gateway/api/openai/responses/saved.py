@@ -19,7 +19,7 @@ ResponseKey = tuple[str, str]
 """Tenant and id."""
 
 
-class TurnRow(msgspec.Struct, frozen=True, array_like=True):
+class TurnRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Of a turn; ``before`` is the number of the one before it, 0 if there is none."""
 
     before: int
@@ -27,7 +27,7 @@ class TurnRow(msgspec.Struct, frozen=True, array_like=True):
     answered: bytes
 
 
-class ResponseRow(msgspec.Struct, frozen=True, array_like=True):
+class ResponseRow(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Of a response without its body. ``turn`` is the number of its turn, 0 where its content is
     not stored; ``successor`` the response that continues its branch, if that has been stored."""
 

@@ -171,6 +171,19 @@ def test_a_folder_that_cannot_be_used(kind: str, folder: Path, lines: Lines) -> 
     assert all("state is neither restored nor saved" in line for line in found)
 
 
+def test_a_file_that_is_locked(folder: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder)
+    monkeypatch.setattr(file_module, "OPEN_SECONDS", 0.02)
+    other = sqlite3.connect(folder / NAME, isolation_level=None)
+    other.execute("PRAGMA locking_mode=EXCLUSIVE")
+    other.execute("BEGIN EXCLUSIVE")
+    assert known(folder) == NONE
+    (line,) = lines()
+    assert "state is neither restored nor saved: database is locked" in line
+    other.close()
+    assert known(folder) == ALL
+
+
 def damage(kind: str, path: Path) -> None:
     data = bytearray(path.read_bytes())
     if kind == "header":
