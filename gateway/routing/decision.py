@@ -45,7 +45,9 @@ class CallShape(msgspec.Struct, frozen=True):
     over its calls (16 opaque bytes; empty when unknown): leases go by it. The first
     ``known_tokens`` of the prompt were in an earlier call of the branch, so that computing them
     again is recovery. ``final`` tells that no further call is to be expected. Without a ``path``
-    nothing is known of where the prompt's KV is."""
+    nothing is known of where the prompt's KV is. ``begun``: an instance had begun with the call
+    and was lost; its client has a part of the answer, so that it goes before others where it has
+    to wait, and is not refused for a full queue."""
 
     call_id: bytes
     model: str
@@ -56,6 +58,7 @@ class CallShape(msgspec.Struct, frozen=True):
     known_tokens: int = 0
     final: bool = False
     path: BlockPath | None = None
+    begun: bool = False
 
 
 class Completion(msgspec.Struct, frozen=True):
@@ -127,6 +130,7 @@ class Reason(StrEnum):
     NO_INSTANCE = "no-instance"
     BUSY = "busy"
     BEHIND = "behind"
+    CHECK = "check"
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -143,11 +147,14 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """The call is queued here; ``Router.retry`` will place or reject it."""
+    """The call is queued here; ``Router.retry`` will place or reject it. With ``probe`` the driver
+    is to ask the instance of this name for a sign of life (``Ping``): the call's session holds a
+    place there."""
 
     call_id: bytes
     reason: Reason
     candidates: tuple[Candidate, ...]
+    probe: str = ""
 
 
 class RejectKind(StrEnum):

@@ -138,7 +138,7 @@ class Router:
         return answer
 
     def _place_anew(self, call: CallShape, now: int) -> Placement | Wait | Reject:
-        if self._waiting.waits(call.model):
+        if self._waiting.ahead(call):
             return self._queue(call, Reason.BEHIND, (), now)
         candidates = self._candidates(call, now)
         placement = self._choose(call, candidates, now)
@@ -315,7 +315,7 @@ class Router:
     def _queue(
         self, call: CallShape, reason: Reason, candidates: tuple[Candidate, ...], now: int
     ) -> Wait | Reject:
-        if self._waiting.full:
+        if self._waiting.full_for(call):
             return overload.overloaded(call, len(self._waiting), self._retry_after(call, now))
         self._waiting.add(call, now)
         return Wait(call.call_id, reason, candidates)

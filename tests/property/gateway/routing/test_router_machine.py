@@ -252,7 +252,7 @@ class RouterMachine(RuleBasedStateMachine):
     )
     def a_turn(self, model: str, prompt: int, which: int, tokens: int) -> None:
         """What random rules seldom give: a call that finishes."""
-        self.place(model, "t", prompt, tokens, which, 0, False)
+        self.place(model, "t", prompt, tokens, which, 0, False, False)
         call_id = self.calls.to_bytes(16, "big")
         if call_id in self.placed:
             self._release(call_id, tokens)
@@ -270,7 +270,7 @@ class RouterMachine(RuleBasedStateMachine):
         for key in lease.prefix:
             known.blocks.setdefault(key, set()).add(tier)
         if tokens + extra + 10 <= KV_TOKENS:
-            self.place(chr(branch[0]), "t", tokens + extra, 10, 0, 0, False)
+            self.place(chr(branch[0]), "t", tokens + extra, 10, 0, 0, False, False)
 
     # --- calls ---
 
@@ -282,6 +282,7 @@ class RouterMachine(RuleBasedStateMachine):
         which=st.integers(0, 1),
         rewritten=st.sampled_from([0, 0, 1, 20]),
         final=st.sampled_from([False, False, True]),
+        begun=st.sampled_from([False, False, True]),
     )
     def place(
         self,
@@ -292,6 +293,7 @@ class RouterMachine(RuleBasedStateMachine):
         which: int,
         rewritten: int,
         final: bool,
+        begun: bool,
     ) -> None:
         self.calls += 1
         branch = BRANCHES[model][which % len(BRANCHES[model])]
@@ -307,9 +309,11 @@ class RouterMachine(RuleBasedStateMachine):
             known,
             final,
             Path(keys, rewritten),
+            begun,
         )
-        ahead = any(other.model == model for other, _ in self.queued.values())
-        full = len(self.queued) >= LIMITS.queue_depth
+        waiting = [other for other, _ in self.queued.values() if other.model == model]
+        ahead = any(other.begun or not begun for other in waiting)
+        full = len(self.queued) >= LIMITS.queue_depth and not begun
         large = prompt + output > KV_TOKENS + 1
         held = None if self._refused(call) else self.leases.pop(branch, None)
         good = held is not None and self._good(held, call)
@@ -495,7 +499,7 @@ class RouterMachine(RuleBasedStateMachine):
         for call, _ in self.queued.values():
             counts[call.model] = counts.get(call.model, 0) + 1
         assert status.queued == counts
-        assert len(self.queued) <= LIMITS.queue_depth
+        assert sum(not call.begun for call, _ in self.queued.values()) <= LIMITS.queue_depth
         for shown in status.instances:
             known = self.instances[shown.name]
             there = [on for _, on in self.placed.values() if on == shown.name]
