@@ -46,6 +46,7 @@ from alipes.instance.contract import (
     Finished,
     FromInstance,
     Hello,
+    Ping,
     Snapshot,
     Started,
     ToInstance,
@@ -297,6 +298,8 @@ class Dispatcher:
             self._end(call, refusal(outcome))
         elif isinstance(outcome, Placement):
             self._submit_to(call, outcome)
+        elif outcome.probe:
+            self._send(outcome.probe, Ping())
 
     def _submit_to(self, call: LiveCall, placement: Placement) -> None:
         call.instance, call.stage = placement.instance, Stage.SENT

@@ -19,7 +19,9 @@ class RouterSettings(msgspec.Struct, frozen=True):
     the calls that wait in this gateway, ``queue_timeout`` how long each does. ``lease_seconds``
     is tau of Talaria 3.3, 0 for no leases. ``policy`` ranks the instances that have room: by Eq. 1
     and Eq. 2, or as one of the ``baselines``. A further replica (Eq. 2) must gain more over
-    ``control_window`` than it costs with ``replica_penalty`` (nu) on top."""
+    ``control_window`` than it costs with ``replica_penalty`` (nu) on top. A session returns to an
+    instance with an old state or missed beats once that has been heard of again, within
+    ``check_seconds``."""
 
     queue_depth: int = 256
     queue_timeout: float = 120.0
@@ -29,6 +31,7 @@ class RouterSettings(msgspec.Struct, frozen=True):
     policy: Policy = "residency"
     control_window: float = 10.0
     replica_penalty: float = 0.1
+    check_seconds: float = 1.0
 
 
 class BlockPath(Protocol):

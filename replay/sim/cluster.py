@@ -220,6 +220,9 @@ class Cluster:
         if isinstance(outcome, Wait):
             self._queued[live.call_id] = None
             self._looked = now
+            if outcome.probe:
+                self.router.beat(outcome.probe, now)
+                self._stir()
             return
         self._queued.pop(live.call_id, None)
         if isinstance(outcome, Reject):
