@@ -245,7 +245,8 @@ class Refused(Wire, frozen=True):
 
 
 class Ping(Wire, frozen=True):
-    """Sent to every instance each ``BEAT_SECONDS``: the gateway lives."""
+    """Sent to every instance each ``BEAT_SECONDS``, for the gateway lives, and whenever it wants
+    to know whether the instance does: answered by a ``Beat`` at once."""
 
 
 class Resync(Wire, frozen=True):
@@ -479,8 +480,8 @@ class Snapshot(Wire, frozen=True):
 
 
 class Beat(Wire, frozen=True):
-    """Sent by the I/O thread every ``BEAT_SECONDS``: the process lives, whatever the engine
-    does."""
+    """Sent by the I/O thread every ``BEAT_SECONDS``, and in answer to a ``Ping``: the process
+    lives, whatever the engine does."""
 
     last_version: int
 

@@ -17,6 +17,7 @@ from alipes.instance.contract import (
     FromInstance,
     Hello,
     InstanceSettings,
+    Ping,
     Refused,
     Resync,
     Snapshot,
@@ -66,6 +67,7 @@ class Uplink:
         self._alone_since = now
         self._heard = now
         self._beaten = now
+        self._answered = -1
 
     def opened(self, now: int) -> Step:
         """A new connection is open: it begins with Hello."""
@@ -89,6 +91,10 @@ class Uplink:
                 return Step(Do.EXIT_REFUSED, reason)
             case Resync(reason=reason):
                 return Step(Do.RECONNECT, f"the gateway asks for it: {reason}")
+            case Ping() if self._phase is Phase.UP and self._answered != now:
+                # One beat answers all that were read at once, however many had piled up.
+                self._answered = now
+                return self._beat_now(now)
             case _:
                 return Step()
 

@@ -48,6 +48,7 @@ from alipes.instance.contract import (
     FinishReason,
     FromInstance,
     Hello,
+    Ping,
     Snapshot,
     Started,
     Submit,
@@ -305,6 +306,8 @@ class CallBook:
             del self._waiting[call]
             self._out.append(Send(leg.instance, leg.message()))
             self._tell(call, outcome)
+        elif outcome.probe:
+            self._out.append(Send(outcome.probe, Ping()))
 
     # --- ends ------------------------------------------------------------------------------------
 

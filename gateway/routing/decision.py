@@ -19,7 +19,9 @@ class RouterSettings(msgspec.Struct, frozen=True):
     the calls that wait in this gateway, ``queue_timeout`` how long each does. ``lease_seconds``
     is tau of Talaria 3.3, 0 for no leases. ``policy`` ranks the instances that have room: by Eq. 1
     and Eq. 2, or as one of the ``baselines``. A further replica (Eq. 2) must gain more over
-    ``control_window`` than it costs with ``replica_penalty`` (nu) on top."""
+    ``control_window`` than it costs with ``replica_penalty`` (nu) on top. A session returns to an
+    instance with an old state or missed beats once that has been heard of again, within
+    ``check_seconds``."""
 
     queue_depth: int = 256
     queue_timeout: float = 120.0
@@ -29,6 +31,7 @@ class RouterSettings(msgspec.Struct, frozen=True):
     policy: Policy = "residency"
     control_window: float = 10.0
     replica_penalty: float = 0.1
+    check_seconds: float = 1.0
 
 
 class BlockPath(Protocol):
@@ -45,7 +48,9 @@ class CallShape(msgspec.Struct, frozen=True):
     over its calls (16 opaque bytes; empty when unknown): leases go by it. The first
     ``known_tokens`` of the prompt were in an earlier call of the branch, so that computing them
     again is recovery. ``final`` tells that no further call is to be expected. Without a ``path``
-    nothing is known of where the prompt's KV is."""
+    nothing is known of where the prompt's KV is. ``begun``: an instance had begun with the call
+    and was lost; its client has a part of the answer, so that it goes before others where it has
+    to wait, and is not refused for a full queue."""
 
     call_id: bytes
     model: str
@@ -128,6 +133,7 @@ class Reason(StrEnum):
     NO_INSTANCE = "no-instance"
     BUSY = "busy"
     BEHIND = "behind"
+    CHECK = "check"
 
 
 class Placement(msgspec.Struct, frozen=True):
@@ -144,11 +150,14 @@ class Placement(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """The call is queued here; ``Router.retry`` will place or reject it."""
+    """The call is queued here; ``Router.retry`` will place or reject it. With ``probe`` the driver
+    is to ask the instance of this name for a sign of life (``Ping``): the call's session holds a
+    place there."""
 
     call_id: bytes
     reason: Reason
     candidates: tuple[Candidate, ...]
+    probe: str = ""
 
 
 class RejectKind(StrEnum):

@@ -32,6 +32,7 @@ class InstanceState:
         self._updated_at = 0
         self._heard_at = 0
         self._started: bytes | None = None
+        self._unwell = False
 
     def connected(self, hello: Hello, now: int) -> None:
         self.hello = hello
@@ -40,10 +41,20 @@ class InstanceState:
         self.pressure = RoundPressure()
         self._up = True
         self._draining = False
+        self._unwell = False
         self._heard_at = now
 
     def beat(self, now: int) -> None:
+        """A sign of life."""
         self._heard_at = max(self._heard_at, now)
+        self._unwell = False
+
+    def heard_since(self, then: int) -> bool:
+        return self._heard_at >= then
+
+    def unwell(self) -> None:
+        """A health check failed: no lease is good here until something is heard."""
+        self._unwell = True
 
     def updated(self, snapshot: Snapshot, now: int) -> bool:
         """Take a newer state; an older one, or one without a link, is ignored (False)."""
@@ -98,9 +109,9 @@ class InstanceState:
 
     @property
     def healthy(self) -> bool:
-        """It can be reached and takes calls: what a lease needs. An old state or a missed beat
-        keeps only unreserved calls away (Talaria 4.1)."""
-        return self._up and not self._drains
+        """It takes calls, as far as is known: what a lease needs. An old state or a missed beat
+        keeps only unreserved calls away, unless a check fails (Talaria 4.1)."""
+        return self._up and not self.drains and not self._unwell
 
     def has_active(self, model: str = "") -> bool:
         """Whether the model, or any when none is named, is active by the latest state."""
@@ -108,14 +119,15 @@ class InstanceState:
         return active == model if model else bool(active)
 
     @property
-    def _drains(self) -> bool:
+    def drains(self) -> bool:
+        """It takes no more calls, whether it was told so here or says so itself."""
         return self._draining or (self.snapshot is not None and self.snapshot.draining)
 
     def condition(self, settings: RouterSettings, now: int) -> Why:
         """``ok`` when new calls may go there, else what keeps them away."""
         if not self._up:
             return Why.DOWN
-        if self._drains:
+        if self.drains:
             return Why.DRAINING
         if now - self._heard_at > settings.silence_seconds * SECOND:
             return Why.SILENT

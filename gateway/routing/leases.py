@@ -48,13 +48,15 @@ class _Held:
 class LeaseTable:
     """The live leases, at most one for each branch.
 
-    installed -> consumed | expired | discarded, once; the charge goes with the lease.
+    installed -> consumed | expired | discarded, once; the charge goes with the lease. In between
+    it may be out for a check (``take``, ``settle``): then it is live, and nothing else of it is.
     """
 
     def __init__(self) -> None:
         self._live: dict[bytes, Lease] = {}
         self._on: dict[str, _Held] = {}
         self._counts: Counter[str] = Counter()
+        self._out = 0
 
     def __len__(self) -> int:
         return len(self._live)
@@ -75,6 +77,19 @@ class LeaseTable:
     def consume(self, branch: bytes) -> None:
         """The branch has returned. Raises KeyError without a lease."""
         self._end(branch, "consumed")
+
+    def take(self, branch: bytes) -> Lease:
+        """The branch has returned, and it is yet to be seen whether the lease is good for
+        anything: it charges nothing and does not expire until ``settle``. Raises KeyError
+        without a lease."""
+        lease = self._remove(branch)
+        self._out += 1
+        return lease
+
+    def settle(self, good: bool) -> None:
+        """What became of a lease that was taken."""
+        self._out -= 1
+        self._counts["consumed" if good else "discarded"] += 1
 
     def discard(self, branch: bytes) -> None:
         """The lease is good for nothing; without one nothing happens."""
@@ -118,13 +133,17 @@ class LeaseTable:
         return frozenset(lease.model for lease in there.leases.values()) if there else frozenset()
 
     def counts(self) -> LeaseCounts:
-        return LeaseCounts(**self._counts, live=len(self._live))
+        return LeaseCounts(**self._counts, live=len(self._live) + self._out)
 
     def _end(self, branch: bytes, how: str) -> None:
+        self._remove(branch)
+        self._counts[how] += 1
+
+    def _remove(self, branch: bytes) -> Lease:
         lease = self._live.pop(branch)
         there = self._on[lease.instance]
         del there.leases[branch]
         there.charge -= lease.charge
         if not there.leases:
             del self._on[lease.instance]
-        self._counts[how] += 1
+        return lease

@@ -33,7 +33,7 @@ def too_large(call: CallShape, serving: Iterable[InstanceState]) -> Reject | Non
 
 def draining(call: CallShape, serving: Collection[InstanceState]) -> Reject | None:
     """A call whose model is on instances that all drain: none takes it before it starts anew."""
-    names = [instance.name for instance in serving if instance.up and not instance.healthy]
+    names = [instance.name for instance in serving if instance.up and instance.drains]
     if not names or any(instance.name not in names for instance in serving):
         return None
     reason = f"{call.model} is not served now: {', '.join(names)} drained"

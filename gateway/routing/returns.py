@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from alipes.gateway.routing.admission import misfit
 from alipes.gateway.routing.appraisal import Appraiser
-from alipes.gateway.routing.decision import CallShape, Completion
+from alipes.gateway.routing.checks import Check, HealthChecks
+from alipes.gateway.routing.decision import CallShape, Completion, RouterSettings, Why
 from alipes.gateway.routing.instances import SECOND, InstanceState
 from alipes.gateway.routing.leases import Lease, LeaseTable
-from alipes.instance.contract import Pool
+from alipes.instance.contract import BEAT_SECONDS, Pool
+
+LATEST_BEAT: Final = int(1.5 * BEAT_SECONDS * SECOND)
+"""An instance that was heard of within so many nanoseconds has missed no beat."""
 
 
 class Returns:
-    """Holds places for sessions whose call has finished, and gives them to the next one."""
+    """Holds places for sessions whose call has finished, and gives them to the next one. ``checks``
+    has the calls that wait until the instance has shown that it lives."""
 
-    def __init__(self, seconds: float, leases: LeaseTable, appraiser: Appraiser) -> None:
-        self._lasting = int(seconds * SECOND)
+    def __init__(self, settings: RouterSettings, leases: LeaseTable, appraiser: Appraiser) -> None:
+        self.checks = HealthChecks(int(settings.check_seconds * SECOND))
+        self._settings = settings
+        self._lasting = int(settings.lease_seconds * SECOND)
         self._leases = leases
         self._appraiser = appraiser
 
     def take(
         self, call: CallShape, instances: Mapping[str, InstanceState], now: int
-    ) -> InstanceState | None:
+    ) -> InstanceState | Check | None:
         """End the live lease of the branch that calls: consumed when it is good for something,
-        and then the instance that it holds a place on wins, else discarded. On a hot instance a
+        and then the instance that it holds a place on wins, else discarded. With an old state or
+        missed beats of that instance it waits for the answer to a check. On a hot instance a
         lease charges load and no more, and has done so when the call arrives."""
         lease = self._leases.of(call.branch, now)
         if lease is None:
@@ -33,9 +42,38 @@ class Returns:
         if not self._good(lease, call, instance):
             self._leases.discard(call.branch)
             return None
-        self._leases.consume(call.branch)
         hot = instance.hello is not None and instance.hello.pool is Pool.HOT
+        if not hot and not self._alive(instance, now):
+            check = Check(call, self._leases.take(call.branch), now)
+            self.checks.add(check)
+            return check
+        self._leases.consume(call.branch)
         return None if hot else instance
+
+    def checked(
+        self, instances: Mapping[str, InstanceState], now: int
+    ) -> list[tuple[CallShape, InstanceState | None]]:
+        """The calls whose check is over, with the instance that they return to, or None where the
+        lease is discarded. An instance whose check failed is not asked again before something is
+        heard of it."""
+        over = []
+        for check in self.checks:
+            call, instance = check.call, instances[check.lease.instance]
+            alive = instance.heard_since(check.begun)
+            if not alive and self.checks.over(check, now):
+                instance.unwell()
+            if instance.healthy and not alive:
+                continue
+            self.checks.remove(call.call_id)
+            good = self._good(check.lease, call, instance)
+            self._leases.settle(good)
+            over.append((call, instance if good else None))
+        return over
+
+    def given_up(self, call_id: bytes) -> None:
+        """The call waits no longer, if it did."""
+        if self.checks.remove(call_id) is not None:
+            self._leases.settle(False)
 
     def finished(
         self, call: CallShape, instance: InstanceState, completion: Completion, now: int
@@ -44,7 +82,7 @@ class Returns:
         come back to, nor where none is expected or no call may go."""
         if call.final or not call.branch or not completion.prefix or not self._lasting:
             return
-        if instance.hello is None or not instance.healthy:
+        if instance.hello is None or not instance.up or instance.drains:
             return
         self._leases.install(
             Lease(
@@ -59,10 +97,14 @@ class Returns:
             )
         )
 
+    def _alive(self, instance: InstanceState, now: int) -> bool:
+        """Nothing puts in doubt that the instance would serve a call."""
+        well = instance.condition(self._settings, now) is Why.OK
+        return well or instance.heard_since(now - LATEST_BEAT)
+
     def _good(self, lease: Lease, call: CallShape, instance: InstanceState) -> bool:
         """The instance is healthy, the same process as then, can hold the call, and has on the
-        device or the host all blocks that the prompt shares with the lease's prefix. A stale
-        state or a missed beat keeps only unreserved calls away."""
+        device or the host all blocks that the prompt shares with the lease's prefix."""
         hello, report = instance.hello, instance.reports.get(call.model)
         if hello is None or report is None or not instance.healthy:
             return False

@@ -1,18 +1,21 @@
 """Which instance serves a call: Talaria Algorithm 1, sans-IO.
 
-A call is in exactly one place from ``place`` to ``complete`` or ``released``: queued here, or
-charged to the one instance that has it. Every method takes ``now`` in nanoseconds; durations are
-float seconds. What happens depends on nothing but the events and their times.
+A call is in exactly one place from ``place`` to ``complete`` or ``released``: queued here, waiting
+for an instance to show that it lives, or charged to the one instance that has it. Every method
+takes ``now`` in nanoseconds; durations are float seconds. What happens depends on nothing but the
+events and their times.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 
 from alipes.gateway.routing import choice, overload
 from alipes.gateway.routing.admission import longest_call
 from alipes.gateway.routing.appraisal import Appraiser
 from alipes.gateway.routing.baselines import baseline
+from alipes.gateway.routing.checks import Check
 from alipes.gateway.routing.decision import (
     CallShape,
     Candidate,
@@ -55,7 +58,7 @@ class Router:
         self._placed: dict[bytes, tuple[CallShape, InstanceState]] = {}
         self._leases = LeaseTable()
         self._appraiser = Appraiser(self._settings, self._leases)
-        self._returns = Returns(self._settings.lease_seconds, self._leases, self._appraiser)
+        self._returns = Returns(self._settings, self._leases, self._appraiser)
         self._replicas = Replicas(self._settings, self._appraiser.profiles)
         self._baseline = baseline(self._settings.policy)
         self._tally = Tally()
@@ -120,25 +123,33 @@ class Router:
     def place(self, call: CallShape, now: int) -> Placement | Wait | Reject:
         """Answer for a new call, or one that its instance lost. Raises ValueError for a call
         that is here already."""
-        if call.call_id in self._placed or call.call_id in self._waiting:
+        if any(
+            call.call_id in place for place in (self._placed, self._waiting, self._returns.checks)
+        ):
             raise ValueError(f"call {call.call_id.hex()} is placed or queued already")
         refusal = self._refusal(call)
         if refusal is not None:
             return refusal
         self._expire_leases(now)
         held = self._leases.of(call.branch, now)
-        returned = self._returns.take(call, self._instances, now)
         self._stirred |= held is not None
-        if returned is None:
-            answer = self._place_anew(call, now)
-        else:
-            candidate = self._appraiser.cost(returned, call)
-            answer = self._put(call, candidate, Reason.LEASE, (candidate,), now)
+        answer: Placement | Wait | Reject
+        match self._returns.take(call, self._instances, now):
+            case None:
+                answer = self._place_anew(call, now)
+            case Check(lease=lease):
+                answer = Wait(call.call_id, Reason.CHECK, (), lease.instance)
+            case instance:
+                answer = self._return(call, instance, now)
         self._replicas.arrived(call.model, now)
         return answer
 
+    def _return(self, call: CallShape, instance: InstanceState, now: int) -> Placement:
+        candidate = self._appraiser.cost(instance, call)
+        return self._put(call, candidate, Reason.LEASE, (candidate,), now)
+
     def _place_anew(self, call: CallShape, now: int) -> Placement | Wait | Reject:
-        if self._waiting.waits(call.model):
+        if self._waiting.ahead(call):
             return self._queue(call, Reason.BEHIND, (), now)
         candidates = self._candidates(call, now)
         placement = self._choose(call, candidates, now)
@@ -147,18 +158,32 @@ class Router:
         return self._queue(call, choice.waits_for(candidates), candidates, now)
 
     def retry(self, now: int) -> list[Placement | Reject]:
-        """Queued calls that can go now, and those that have waited too long."""
+        """Calls that wait here and can go now, and those that have waited too long."""
         answers: list[Placement | Reject] = []
         for call in self._waiting.expire(now):
             self._stirred = True
             answers.append(self._timed_out(call, now))
         self._expire_leases(now)
+        answers += self._settle_checks(now)
         if not self._stirred:
             return answers
         self._stirred = False
         self._reserved.clear()
         for queued in self._waiting.heads():
             answers += self._retry_model(queued.call.model, now)
+        return answers
+
+    def _settle_checks(self, now: int) -> list[Placement | Reject]:
+        """Calls whose health check is over go back to their instance, or are placed anew: then
+        one that finds no room goes on waiting, in the queue."""
+        answers: list[Placement | Reject] = []
+        for call, instance in self._returns.checked(self._instances, now):
+            if instance is not None:
+                answers.append(self._return(call, instance, now))
+                continue
+            answer = self._refusal(call) or self._place_anew(call, now)
+            if not isinstance(answer, Wait):
+                answers.append(answer)
         return answers
 
     def started(self, call_id: bytes, now: int) -> None:
@@ -184,6 +209,7 @@ class Router:
         nothing."""
         if self._waiting.remove(call_id) is not None:
             self._stirred = True
+        self._returns.given_up(call_id)
         if call_id not in self._placed:
             return
         call, instance = self._placed.pop(call_id)
@@ -202,11 +228,11 @@ class Router:
 
     def next_wakeup(self, now: int) -> int | None:
         """When ``retry`` has something to say even if nothing happens until then: a call has
-        waited too long, or a lease ends that may have kept it out."""
-        deadline, expiry = self._waiting.next_deadline(), self._leases.next_expiry()
-        if deadline is None:
-            return None
-        return max(now, deadline if expiry is None else min(deadline, expiry))
+        waited too long, a lease ends that may have kept it out, or a health check is over."""
+        ends = [self._returns.checks.next_end(), self._waiting.next_deadline()]
+        if len(self._waiting):
+            ends.append(self._leases.next_expiry())
+        return max(now, min(known)) if (known := [e for e in ends if e is not None]) else None
 
     def lease_of(self, branch: bytes, now: int) -> Lease | None:
         """The place that is held for the branch now."""
@@ -235,7 +261,7 @@ class Router:
         return RouterStatus(
             all(models.values()),
             models,
-            self._waiting.depths(),
+            dict(self._returns.checks.depths() + Counter(self._waiting.depths())),
             instances,
             self._tally.counts(),
             self._leases.counts(),
@@ -315,7 +341,7 @@ class Router:
     def _queue(
         self, call: CallShape, reason: Reason, candidates: tuple[Candidate, ...], now: int
     ) -> Wait | Reject:
-        if self._waiting.full:
+        if self._waiting.full_for(call):
             return overload.overloaded(call, len(self._waiting), self._retry_after(call, now))
         self._waiting.add(call, now)
         return Wait(call.call_id, reason, candidates)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from alipes.gateway.routing.decision import CallShape
 
@@ -12,18 +11,49 @@ from alipes.gateway.routing.decision import CallShape
 class Queued:
     call: CallShape
     arrived: int
-    deadline: int
+
+
+@dataclass(slots=True)
+class _Line:
+    """The calls of one model in the order in which they came: all, those that have begun before,
+    and the others by tenant, the tenant whose turn it is first."""
+
+    calls: dict[bytes, None] = field(default_factory=dict)
+    begun: dict[bytes, None] = field(default_factory=dict)
+    turns: dict[str, dict[bytes, None]] = field(default_factory=dict)
+
+    def add(self, call: CallShape) -> None:
+        self.calls[call.call_id] = None
+        own = self.begun if call.begun else self.turns.setdefault(call.tenant, {})
+        own[call.call_id] = None
+
+    def remove(self, call: CallShape) -> None:
+        """The turn of its tenant is over."""
+        del self.calls[call.call_id]
+        if call.begun:
+            del self.begun[call.call_id]
+            return
+        own = self.turns.pop(call.tenant)
+        del own[call.call_id]
+        if own:
+            self.turns[call.tenant] = own
+
+    def head(self) -> bytes:
+        first = self.begun or next(iter(self.turns.values()))
+        return next(iter(first))
 
 
 class WaitingCalls:
-    """Calls wait by model. Within a model tenants take turns, and a tenant's calls keep their
-    order, so that no call is passed for ever."""
+    """Calls wait by model. Within a model those go first that had begun on an instance which they
+    lost: their clients have seen a part of the answer. Of the others tenants take turns, and a
+    tenant's calls keep their order, so that no call is passed for ever."""
 
     def __init__(self, depth: int, timeout_ns: int) -> None:
         self._depth = depth
         self._timeout = timeout_ns
+        # In the order of arrival, which is that of the deadlines.
         self._calls: dict[bytes, Queued] = {}
-        self._turns: dict[str, dict[str, deque[bytes]]] = {}
+        self._lines: dict[str, _Line] = {}
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -31,33 +61,38 @@ class WaitingCalls:
     def __contains__(self, call_id: bytes) -> bool:
         return call_id in self._calls
 
-    @property
-    def full(self) -> bool:
-        return len(self._calls) >= self._depth
+    def full_for(self, call: CallShape) -> bool:
+        """Whether the call finds no place; one that has begun before always does."""
+        return len(self._calls) >= self._depth and not call.begun
 
     def depths(self) -> dict[str, int]:
-        return {model: sum(map(len, turns.values())) for model, turns in self._turns.items()}
+        return {model: len(line.calls) for model, line in self._lines.items()}
 
     def waits(self, model: str) -> int:
-        return sum(map(len, self._turns.get(model, {}).values()))
+        line = self._lines.get(model)
+        return len(line.calls) if line else 0
+
+    def ahead(self, call: CallShape) -> int:
+        """How many calls of the model the call would wait behind."""
+        line = self._lines.get(call.model)
+        if line is None:
+            return 0
+        return len(line.begun if call.begun else line.calls)
 
     def add(self, call: CallShape, now: int) -> None:
-        self._calls[call.call_id] = Queued(call, now, now + self._timeout)
-        turns = self._turns.setdefault(call.model, {})
-        turns.setdefault(call.tenant, deque()).append(call.call_id)
+        """``now`` never falls from call to call."""
+        self._calls[call.call_id] = Queued(call, now)
+        self._lines.setdefault(call.model, _Line()).add(call)
 
     def heads(self) -> list[Queued]:
         """The next call of each model, the one that came first in front."""
-        return sorted(
-            (head for model in self._turns if (head := self.head(model)) is not None),
-            key=lambda queued: queued.arrived,
-        )
+        heads = [self._calls[line.head()] for line in self._lines.values()]
+        return sorted(heads, key=lambda queued: queued.arrived)
 
     def head(self, model: str) -> Queued | None:
-        """The first call of the tenant whose turn it is."""
-        for calls in self._turns.get(model, {}).values():
-            return self._calls[calls[0]]
-        return None
+        """The next call of the model."""
+        line = self._lines.get(model)
+        return self._calls[line.head()] if line else None
 
     def remove(self, call_id: bytes) -> CallShape | None:
         """Take a call out; its tenant's next turn comes after all others'."""
@@ -65,23 +100,24 @@ class WaitingCalls:
         if queued is None:
             return None
         call = queued.call
-        turns = self._turns[call.model]
-        calls = turns.pop(call.tenant)
-        calls.remove(call_id)
-        if calls:
-            turns[call.tenant] = calls
-        if not turns:
-            del self._turns[call.model]
+        line = self._lines[call.model]
+        line.remove(call)
+        if not line.calls:
+            del self._lines[call.model]
         return call
 
     def next_deadline(self) -> int | None:
         for queued in self._calls.values():
-            return queued.deadline
+            return queued.arrived + self._timeout
         return None
 
     def expire(self, now: int) -> list[CallShape]:
-        """Take out all calls whose time is over; every call has the same timeout."""
-        over = [queued.call for queued in self._calls.values() if queued.deadline <= now]
+        """Take out all calls whose time is over."""
+        over = []
+        for queued in self._calls.values():
+            if now < queued.arrived + self._timeout:
+                break
+            over.append(queued.call)
         for call in over:
             self.remove(call.call_id)
         return over

@@ -29,6 +29,7 @@ from alipes.instance.contract import (
     Finished,
     FromInstance,
     Hello,
+    Ping,
     Snapshot,
     Started,
     Submit,
@@ -232,6 +233,9 @@ class Cluster:
         if isinstance(message, Submit | Cancel):
             self._nodes[name].deliver(message, self.clock.now)
             self.clock.moved(self._numbers[name])
+        elif isinstance(message, Ping) and self._nodes[name].responds:
+            self._perform(self.book.beat(name, self.clock.now))
+            self._stir()
 
     def _told(self, call: Call, event: CallEvent) -> None:
         simulated = self._calls[call]

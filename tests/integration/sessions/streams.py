@@ -34,10 +34,13 @@ class Stream:
     fields: dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Clients:
+    """``heard`` counts what came of all streams together."""
+
     oai: openai.AsyncOpenAI
     claude: anthropic.AsyncAnthropic
+    heard: int = 0
 
     @classmethod
     def of(cls, url: str) -> Clients:
@@ -80,6 +83,7 @@ async def take_chat(clients: Clients, fields: dict[str, Any]) -> dict[str, Any]:
         **fields, stream=True, stream_options={"include_usage": True}
     )
     async for chunk in stream:
+        clients.heard += 1
         if chunk.usage is not None:
             said.usage = (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
         for choice in chunk.choices:
@@ -99,7 +103,7 @@ async def take_messages(clients: Clients, fields: dict[str, Any]) -> dict[str, A
     said = _Said()
     async with clients.claude.messages.stream(**fields) as stream:
         async for _ in stream:
-            pass
+            clients.heard += 1
         final = await stream.get_final_message()
     for number, block in enumerate(final.content):
         said.add(number, block.text if block.type == "text" else str(block.input))  # type: ignore[union-attr]
@@ -113,6 +117,7 @@ async def take_responses(clients: Clients, fields: dict[str, Any]) -> dict[str, 
     said = _Said()
     stream = await clients.oai.responses.create(**fields, stream=True)
     async for event in stream:
+        clients.heard += 1
         if event.type in ("response.completed", "response.incomplete"):
             response = event.response
             assert response.usage is not None

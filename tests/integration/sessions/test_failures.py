@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from typing import Any
 
 PROMPT = list(range(100, 740))
@@ -88,19 +87,36 @@ def test_a_blocked_engine_gets_no_new_sessions_but_those_that_return(serve: Any)
         serving.until(lambda: serving.instance(name)["status"]["why"] == "ok")
 
 
-def test_a_stopped_process_gets_no_new_sessions_until_it_is_back(serve: Any) -> None:
+def test_a_stopped_process_gets_no_sessions_until_it_is_back(serve: Any) -> None:
+    final = {"x_session_final": "true"}
     with serve({"cold-0": {}, "cold-1": {}}, routing=LONG_LEASE) as serving:
         name = serving.ask("alpha", PROMPT, "leased").instance
         pid = serving.instance(name)["hello"]["pid"]
         os.kill(pid, signal.SIGSTOP)
         try:
             serving.until(lambda: serving.instance(name)["status"]["why"] == "silent")
-            fresh = serving.ask("alpha", PROMPT, "new", x_session_final="true")
+            fresh = serving.ask("alpha", PROMPT, "new", **final)
             assert fresh.instance != name
             assert serving.last_candidates()[name]["why"] == "silent"
-            # Its link is up, so the place that it holds is still the session's.
+            # It holds a place, but does not answer whether it lives.
+            reply = serving.ask("alpha", PROMPT, "leased", **final)
+            assert reply.instance != name
+            assert reply.reason != "lease"
+            assert serving.admin()["leases"]["discarded"] == 1
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        serving.until(lambda: serving.instance(name)["status"]["why"] == "ok")
+
+
+def test_a_process_that_goes_on_in_time_keeps_its_sessions(serve: Any) -> None:
+    with serve({"cold-0": {}, "cold-1": {}}, routing=LONG_LEASE) as serving:
+        name = serving.ask("alpha", PROMPT, "leased").instance
+        pid = serving.instance(name)["hello"]["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            serving.until(lambda: serving.instance(name)["status"]["why"] == "silent")
             returning = serving.begin("alpha", PROMPT, "leased", x_session_final="true")
-            time.sleep(0.3)
+            serving.until(lambda: serving.admin()["queued"] == {"alpha": 1})
         finally:
             os.kill(pid, signal.SIGCONT)
         reply = returning.wait()

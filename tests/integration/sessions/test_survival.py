@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import signal
-import time
 from typing import Any
 
 import pytest
@@ -27,26 +26,28 @@ def kill_one(serving: Any, chance: random.Random) -> bool:
     return bool(busy)
 
 
-async def disturbed(serving: Any, asked: list[Stream], chance: random.Random, span: float) -> Any:
-    """All streams, and one kill at a moment within ``span`` seconds after they have begun."""
+async def disturbed(serving: Any, asked: list[Stream], chance: random.Random, events: int) -> Any:
+    """All streams, and one kill at a moment before they have had so many events together."""
     clients = Clients.of(serving.stack.url)
+    moment = chance.randrange(events)
     try:
         taking = asyncio.ensure_future(take_all(clients, asked))
-        await asyncio.sleep(chance.uniform(0, span))
+        while clients.heard < moment and not taking.done():
+            await asyncio.sleep(0.005)
         killed = await asyncio.to_thread(kill_one, serving, chance)
         return killed, await taking
     finally:
         await clients.close()
 
 
-async def undisturbed(serving: Any, asked: list[Stream]) -> tuple[float, list[dict[str, Any]]]:
+async def undisturbed(serving: Any, asked: list[Stream]) -> tuple[int, list[dict[str, Any]]]:
+    """How many events there were, and the outcomes."""
     clients = Clients.of(serving.stack.url)
-    began = time.monotonic()
     try:
         outcomes = await take_all(clients, asked)
     finally:
         await clients.close()
-    return time.monotonic() - began, outcomes
+    return clients.heard, outcomes
 
 
 def metric(serving: Any, name: str) -> float:
@@ -58,11 +59,11 @@ def survive(serving: Any, moments: int) -> tuple[int, float]:
     """How many kills hit calls, and how many streams went on elsewhere."""
     chance = random.Random(12)
     asked = streams(["alpha", "beta"], serving.stack.url)
-    span, expected = asyncio.run(undisturbed(serving, asked))
+    events, expected = asyncio.run(undisturbed(serving, asked))
     hits = 0
     for moment in range(moments):
         serving.until(lambda: any_up(serving), 40)
-        killed, outcomes = asyncio.run(disturbed(serving, asked, chance, span))
+        killed, outcomes = asyncio.run(disturbed(serving, asked, chance, events))
         hits += killed
         for stream, outcome, right in zip(asked, outcomes, expected, strict=True):
             assert outcome == right, (moment, stream.fields)

@@ -104,6 +104,7 @@ def plain(value: Any) -> str:
         ("The scenario file", sc.Scenario),
         ("trace", sc.TraceSpec),
         ("instances", sc.InstanceSpec),
+        ("faults", sc.FaultSpec),
         ("loads", sc.Load),
         ("setup and configurations", sc.Setup),
         ("published", sc.Published),

@@ -71,6 +71,24 @@ def test_beats_go_out_each_second_while_the_gateway_is_heard() -> None:
     assert link.wakeup() == 2 * SECOND
 
 
+def test_a_ping_is_answered_at_once_by_a_beat() -> None:
+    link = uplink()
+    link.opened(0)
+    assert link.received(Ping(), 0) == Step(), "nobody would read it before the welcome"
+    link.received(Welcome(PROTOCOL), 0)
+    answer = link.received(Ping(), SECOND // 2)
+    assert answer == Step(send=(Envelope(2, Beat(0)),))
+    assert link.wakeup() == SECOND // 2 + SECOND, "the next beat counts from this one"
+
+
+def test_pings_that_piled_up_are_answered_by_one_beat() -> None:
+    link = uplink()
+    welcomed(link)
+    answers = [link.received(Ping(), 7) for _ in range(100)]
+    assert answers == [Step(send=(Envelope(2, Beat(0)),))] + [Step()] * 99
+    assert link.received(Ping(), 8) == Step(send=(Envelope(3, Beat(0)),))
+
+
 def test_a_silent_gateway_is_left() -> None:
     link = uplink()
     welcomed(link)

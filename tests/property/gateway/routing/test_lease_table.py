@@ -23,6 +23,7 @@ class LeaseMachine(RuleBasedStateMachine):
         self.ends: list[str] = []
 
     def _live(self) -> list[tuple[int, Lease]]:
+        """All that the table has: those that were taken are out."""
         return [(i, one) for i, one in enumerate(self.installed) if self.ends[i] == ""]
 
     def _end(self, how: str, which: list[int]) -> None:
@@ -47,6 +48,22 @@ class LeaseMachine(RuleBasedStateMachine):
         else:
             with pytest.raises(KeyError):
                 self.table.consume(branch)
+
+    @rule(branch=branches)
+    def take(self, branch: bytes) -> None:
+        own = [(i, one) for i, one in self._live() if one.branch == branch]
+        if own:
+            assert self.table.take(branch) is own[0][1]
+            self._end("taken", [own[0][0]])
+        else:
+            with pytest.raises(KeyError):
+                self.table.take(branch)
+
+    @precondition(lambda self: "taken" in self.ends)
+    @rule(good=st.booleans())
+    def settle(self, good: bool) -> None:
+        self.table.settle(good)
+        self.ends[self.ends.index("taken")] = "consumed" if good else "discarded"
 
     @rule(branch=branches)
     def discard(self, branch: bytes) -> None:
@@ -93,7 +110,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @invariant()
     def every_lease_has_at_most_one_end(self) -> None:
         counts = {how: self.ends.count(how) for how in ("consumed", "expired", "discarded")}
-        live = self.ends.count("")
+        live = self.ends.count("") + self.ends.count("taken")
         assert self.table.counts() == LeaseCounts(len(self.installed), **counts, live=live)
 
     @invariant()

@@ -43,6 +43,7 @@ KNOWN = {"a": ("x", "y"), "b": ("y", "z"), "c": ("z",)}
 SERVES = {"x": ("a",), "y": ("a", "b"), "z": ("b", "c")}
 COST = Estimate(0.01, 0.002, 1e-7, 0.03, 0.01, 1e-6, 0.4, 0.01, 1e-4, 3)
 TAU = 6 * SECOND
+CHECK = SECOND
 LIMITS = RouterSettings(queue_depth=4, queue_timeout=20.0, lease_seconds=TAU / SECOND)
 BLOCK = 64
 KV_TOKENS = 100 * BLOCK
@@ -105,6 +106,7 @@ class ModelInstance:
     sent: list[bytes] = field(default_factory=list)
     unseen: set[bytes] = field(default_factory=set)
     begun: bytes | None = None
+    unwell: bool = False
     blocks: dict[bytes, set[Tier]] = field(default_factory=dict)
 
     def has(self, call: CallShape) -> tuple[int, int]:
@@ -127,6 +129,13 @@ class ModelInstance:
             and now - self.heard <= 3 * SECOND
         )
 
+    def alive(self, now: int) -> bool:
+        """Whether a place that is held there needs no check."""
+        return self.well(now) or now - self.heard <= 3 * SECOND // 2
+
+    def hear(self, now: int) -> None:
+        self.heard, self.unwell = now, False
+
     def shown(self, call_id: bytes) -> None:
         if call_id in self.sent:
             earlier = self.sent[: self.sent.index(call_id) + 1]
@@ -142,6 +151,7 @@ class RouterMachine(RuleBasedStateMachine):
         self.router = Router({m: frozenset(n) for m, n in KNOWN.items()}, LIMITS)
         self.instances = {name: ModelInstance() for name in SERVES}
         self.queued: dict[bytes, tuple[CallShape, int]] = {}
+        self.checks: dict[bytes, tuple[CallShape, ModelLease, int]] = {}
         self.placed: dict[bytes, tuple[CallShape, str]] = {}
         self.leases: dict[bytes, ModelLease] = {}
         self.contexts: dict[bytes, tuple[bytes, ...]] = {}
@@ -184,7 +194,7 @@ class RouterMachine(RuleBasedStateMachine):
     @rule(name=names)
     def beat(self, name: str) -> None:
         self.router.beat(name, self.now)
-        self.instances[name].heard = self.now
+        self.instances[name].hear(self.now)
         self._retry()
 
     @rule(name=names)
@@ -212,7 +222,7 @@ class RouterMachine(RuleBasedStateMachine):
         self.router.updated(name, state, self.now)
         if not known.up:
             return
-        known.heard = self.now
+        known.hear(self.now)
         if version < known.version:
             return
         known.version, known.updated = version, self.now
@@ -252,7 +262,7 @@ class RouterMachine(RuleBasedStateMachine):
     )
     def a_turn(self, model: str, prompt: int, which: int, tokens: int) -> None:
         """What random rules seldom give: a call that finishes."""
-        self.place(model, "t", prompt, tokens, which, 0, False)
+        self.place(model, "t", prompt, tokens, which, 0, False, False)
         call_id = self.calls.to_bytes(16, "big")
         if call_id in self.placed:
             self._release(call_id, tokens)
@@ -270,7 +280,7 @@ class RouterMachine(RuleBasedStateMachine):
         for key in lease.prefix:
             known.blocks.setdefault(key, set()).add(tier)
         if tokens + extra + 10 <= KV_TOKENS:
-            self.place(chr(branch[0]), "t", tokens + extra, 10, 0, 0, False)
+            self.place(chr(branch[0]), "t", tokens + extra, 10, 0, 0, False, False)
 
     # --- calls ---
 
@@ -282,6 +292,7 @@ class RouterMachine(RuleBasedStateMachine):
         which=st.integers(0, 1),
         rewritten=st.sampled_from([0, 0, 1, 20]),
         final=st.sampled_from([False, False, True]),
+        begun=st.sampled_from([False, False, True]),
     )
     def place(
         self,
@@ -292,6 +303,7 @@ class RouterMachine(RuleBasedStateMachine):
         which: int,
         rewritten: int,
         final: bool,
+        begun: bool,
     ) -> None:
         self.calls += 1
         branch = BRANCHES[model][which % len(BRANCHES[model])]
@@ -307,20 +319,29 @@ class RouterMachine(RuleBasedStateMachine):
             known,
             final,
             Path(keys, rewritten),
+            begun,
         )
-        ahead = any(other.model == model for other, _ in self.queued.values())
-        full = len(self.queued) >= LIMITS.queue_depth
+        waiting = [other for other, _ in self.queued.values() if other.model == model]
+        ahead = any(other.begun or not begun for other in waiting)
+        full = len(self.queued) >= LIMITS.queue_depth and not begun
         large = prompt + output > KV_TOKENS + 1
         held = None if self._refused(call) else self.leases.pop(branch, None)
         good = held is not None and self._good(held, call)
-        if held is not None:
+        asks = held is not None and good and self._asks(held)
+        if held is not None and not asks:
             self.consumed += good
             self.discarded += not good
         answer = self.router.place(call, self.now)
         match answer:
+            case Wait(reason=Reason.CHECK):
+                assert asks
+                assert held is not None
+                assert answer.probe == held.instance
+                self.checks[call.call_id] = (call, held, self.now)
             case Placement(reason=Reason.LEASE):
                 assert held is not None
                 assert good
+                assert not asks
                 assert answer.instance == held.instance != HOT
                 self._took(call, answer)
             case Placement():
@@ -359,10 +380,15 @@ class RouterMachine(RuleBasedStateMachine):
         return (
             known.up
             and not known.draining
+            and not known.unwell
             and call.prompt_tokens + call.max_tokens <= KV_TOKENS + 1
             and bool(shared)
             and all(known.blocks.get(key) for key in shared)
         )
+
+    def _asks(self, lease: ModelLease) -> bool:
+        """The call goes to the instance of its good lease, if that still lives."""
+        return lease.instance != HOT and not self.instances[lease.instance].alive(self.now)
 
     def _took(self, call: CallShape, placement: Placement) -> None:
         known = self.instances[placement.instance]
@@ -401,10 +427,11 @@ class RouterMachine(RuleBasedStateMachine):
                 assert candidate.opens
                 assert any(c.admitted and not c.opens for c in placement.candidates)
 
-    @precondition(lambda self: self.placed or self.queued)
+    @precondition(lambda self: self.placed or self.queued or self.checks)
     @rule(data=st.data(), again=st.booleans(), tokens=st.none() | st.integers(1, 300))
     def release(self, data: st.DataObject, again: bool, tokens: int | None) -> None:
-        call_id = data.draw(st.sampled_from(sorted({**self.placed, **self.queued})))
+        here = [*self.placed, *self.queued, *self.checks]
+        call_id = data.draw(st.sampled_from(sorted(here)))
         self._release(call_id, tokens)
         if again:
             self.router.released(call_id, self.now)
@@ -415,6 +442,7 @@ class RouterMachine(RuleBasedStateMachine):
             self._complete(call_id, tokens)
         self.router.released(call_id, self.now)
         self.queued.pop(call_id, None)
+        self.discarded += self.checks.pop(call_id, None) is not None
         _, name = self.placed.pop(call_id, (None, ""))
         if name:
             self.instances[name].unseen.discard(call_id)
@@ -459,11 +487,42 @@ class RouterMachine(RuleBasedStateMachine):
             self.expired += 1
         self._retry()
 
+    @precondition(lambda self: self.leases)
+    @rule(data=st.data(), answer=st.booleans(), tenths=st.integers(1, 12))
+    def a_session_returns_in_silence(self, data: st.DataObject, answer: bool, tenths: int) -> None:
+        """What random times seldom give: the place is held where nothing was heard for long."""
+        self.wait(18)
+        if self.leases:
+            self.a_session_returns(data, Tier.HOST, 10)
+        self.wait(tenths)
+        for _, lease, _ in [*self.checks.values()] if answer else ():
+            self.beat(lease.instance)
+
+    def _settle(self) -> tuple[set[bytes], set[bytes]]:
+        """The calls whose checks are over, by whether their lease is good."""
+        good, bad = set(), set()
+        for call_id, (call, lease, begun) in self.checks.items():
+            known = self.instances[lease.instance]
+            alive = known.heard >= begun
+            if not alive and self.now >= begun + CHECK:
+                known.unwell = True
+            if alive or not known.up or known.draining or known.unwell:
+                (good if self._good(lease, call) else bad).add(call_id)
+        self.consumed += len(good)
+        self.discarded += len(bad)
+        return good, bad
+
     def _retry(self) -> None:
+        good, bad = self._settle()
+        checked = {call_id: self.checks.pop(call_id)[0] for call_id in (*good, *bad)}
+        self.queued |= {call_id: (call, self.now) for call_id, call in checked.items()}
         for answer in self.router.retry(self.now):
             call, arrived = self.queued.pop(answer.call_id)
             if isinstance(answer, Placement):
+                assert (answer.reason is Reason.LEASE) is (call.call_id in good)
                 self._took(call, answer)
+            elif answer.kind is RejectKind.OVERLOADED:
+                assert call.call_id in bad
             elif answer.kind is RejectKind.TIMEOUT:
                 assert self.now >= arrived + LIMITS.queue_timeout * SECOND
             elif answer.kind is RejectKind.DRAINING:
@@ -473,11 +532,12 @@ class RouterMachine(RuleBasedStateMachine):
                 assert call.prompt_tokens + call.max_tokens > KV_TOKENS + 1
         deadline = LIMITS.queue_timeout * SECOND
         assert all(self.now < arrived + deadline for _, arrived in self.queued.values())
+        assert not good & self.queued.keys()
 
     @rule()
     def everything_becomes_idle(self) -> None:
         """Liveness: with all instances idle and well, the first call in the queue goes."""
-        for call_id in list(self.placed):
+        for call_id in [*self.placed, *self.checks]:
             self._release(call_id)
         before = len(self.queued)
         for name in SERVES:
@@ -492,10 +552,10 @@ class RouterMachine(RuleBasedStateMachine):
     def every_call_is_in_one_place(self) -> None:
         status = self.router.status(self.now)
         counts: dict[str, int] = {}
-        for call, _ in self.queued.values():
+        for call, *_ in (*self.queued.values(), *self.checks.values()):
             counts[call.model] = counts.get(call.model, 0) + 1
         assert status.queued == counts
-        assert len(self.queued) <= LIMITS.queue_depth
+        assert sum(not call.begun for call, _ in self.queued.values()) <= LIMITS.queue_depth
         for shown in status.instances:
             known = self.instances[shown.name]
             there = [on for _, on in self.placed.values() if on == shown.name]
@@ -506,11 +566,12 @@ class RouterMachine(RuleBasedStateMachine):
     @invariant()
     def a_queued_call_has_a_wakeup(self) -> None:
         wakeup = self.router.next_wakeup(self.now)
-        assert (wakeup is not None) is bool(self.queued)
+        assert (wakeup is not None) is bool(self.queued or self.checks)
         if wakeup is not None:
             timeout = int(LIMITS.queue_timeout * SECOND)
             ends = [arrived + timeout for _, arrived in self.queued.values()]
-            ends += [lease.expires for lease in self.leases.values()]
+            ends += [lease.expires for lease in self.leases.values() if self.queued]
+            ends += [begun + CHECK for _, _, begun in self.checks.values()]
             assert wakeup == max(self.now, min(ends))
 
     @invariant()
@@ -521,13 +582,17 @@ class RouterMachine(RuleBasedStateMachine):
             if shown is not None and known is not None:
                 assert (shown.instance, shown.expires) == (known.instance, known.expires)
         assert self.router.status(self.now).leases == LeaseCounts(
-            self.installed, self.consumed, self.expired, self.discarded, len(self.leases)
+            self.installed,
+            self.consumed,
+            self.expired,
+            self.discarded,
+            len(self.leases) + len(self.checks),
         )
 
     def teardown(self) -> None:
         if not hasattr(self, "router"):
             return
-        for call_id in [*self.placed, *self.queued]:
+        for call_id in [*self.placed, *self.queued, *self.checks]:
             self._release(call_id)
         for branch in (b"a1", b"a2", b"b1"):
             self.router.forget(branch)

@@ -102,4 +102,4 @@ def test_a_thousand_calls_of_many_kinds_with_faults() -> None:
     log = check_same(World(sessions, PacingSettings(rate=0.9, seed=4), INSTANCES, befalls))
     assert len(log.ends) == calls
     assert not any(log.ends.values())
-    assert len(resumed(log)) >= 10
+    assert len(resumed(log)) >= 5

@@ -44,6 +44,7 @@ from alipes.instance.contract import (
     Hello,
     InstanceSettings,
     ModelSettings,
+    Ping,
     Pool,
     Snapshot,
     Submit,
@@ -220,7 +221,7 @@ class Log:
     """By call, whether it failed."""
 
     def sent(self, now: int, name: str, message: ToInstance) -> None:
-        if isinstance(message, Submit | Cancel):
+        if isinstance(message, Submit | Cancel | Ping):
             self.lines.append((now, f"to {name}", message))
 
     def said(self, now: int, name: str, body: FromInstance) -> None:
@@ -562,7 +563,11 @@ class LiveStack:
         if not instance.linked:
             return False
         self.log.sent(self.baton.now, name, message)
-        instance.post(message)
+        if not isinstance(message, Ping):
+            instance.post(message)
+        elif instance.hung is None:
+            self.dispatcher.book.beat(name, self.baton.now)
+            self.stir()
         return True
 
     def heard(self, instance: LiveInstance, process: object, body: FromInstance) -> None:

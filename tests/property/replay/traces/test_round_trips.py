@@ -125,7 +125,7 @@ def shared_blocks(one: list[Token], other: list[Token]) -> int:
     return len(list(takewhile(lambda pair: pair[0] == pair[1], pairs))) // SIZE
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(TRACES, st.sampled_from(["t.jsonl", "t.jsonl.gz"]))
 def test_own_format_gives_back_what_it_took(trace: Trace, name: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -138,7 +138,7 @@ def test_own_format_gives_back_what_it_took(trace: Trace, name: str) -> None:
         assert [file.name for file in Path(folder).iterdir()] == [name]
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(TRACES)
 def test_agentic_hash_ids_are_equal_where_content_is(trace: Trace) -> None:
     rows = {tuple(row.request_id.rsplit("/", 2)): row for row in agentic_rows(trace)}
@@ -165,7 +165,7 @@ def agentic_rows(trace: Trace) -> list[Row]:
         return [msgspec.json.decode(line, type=Row) for line in path.read_bytes().splitlines()]
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(TRACES)
 def test_agentic_traces_keep_lengths_order_waits_and_prefixes(trace: Trace) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -212,7 +212,7 @@ def check_prefixes(trace: Trace, back: Trace) -> None:
             assert shared_blocks(again[place], again[other]) <= shared_blocks(prompt, text)
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None)
 @given(TRACES, st.data())
 def test_a_damaged_file_is_refused_or_means_the_same_kind_of_thing(
     trace: Trace, data: st.DataObject

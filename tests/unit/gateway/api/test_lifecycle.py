@@ -12,7 +12,8 @@ import pytest
 from alipes.gateway.calls.book import MAX_ATTEMPTS, PAUSE_NS
 from alipes.gateway.calls.events import CallFailure, FailureKind
 from alipes.gateway.config import Limits
-from alipes.instance.contract import Cancel, FailureClass, Submit
+from alipes.gateway.routing.decision import CallShape, Reason, Wait
+from alipes.instance.contract import Cancel, FailureClass, Ping, Submit
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "hot-model", "messages": [{"role": "user", "content": "hi"}]}
@@ -39,6 +40,26 @@ def test_a_client_that_leaves_frees_its_call(staged: Staged, stream: bool, begun
         await stage.fleet.cancelled(call.call_id)
         assert stage.book.router.status(stage.dispatcher.now()).instances[1].placed == 0
         assert b'alipes_disconnects_total{model="hot-model"} 1.0' in stage.metrics.render()
+
+    staged(body)
+
+
+def test_the_instance_that_the_router_doubts_is_asked(
+    staged: Staged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def place(call: CallShape, now: int) -> Wait:
+        return Wait(call.call_id, Reason.CHECK, (), "hot-0")
+
+    async def body(stage: Any) -> None:
+        monkeypatch.setattr(stage.dispatcher.book.router, "place", place)
+        _, task = stage.browser.open("POST", CHAT, _raw())
+        for _ in range(2000):
+            if stage.fleet.sent:
+                break
+            await asyncio.sleep(0.001)
+        assert stage.fleet.sent == [("hot-0", Ping())]
+        stage.browser.leave.set()
+        await asyncio.wait_for(task, 5)
 
     staged(body)
 

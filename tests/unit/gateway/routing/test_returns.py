@@ -127,17 +127,6 @@ def test_a_draining_instance_is_not_healthy(left: Stage, keys: Keys, how: str) -
     assert discarded(left, back(left, keys))
 
 
-@pytest.mark.parametrize("seconds", [4, 9])
-def test_silence_and_old_states_keep_away_unreserved_calls_only(
-    stage: Callable[..., Stage], keys: Keys, seconds: int
-) -> None:
-    left = leave(stage(RouterSettings(lease_seconds=20.0)), keys)
-    left.now = seconds * SECOND
-    left.show("y", "a")
-    assert left.place(left.call(prompt=10)).instance == "y"
-    assert left.place(back(left, keys)).instance == "x"
-
-
 @pytest.mark.parametrize("incarnation", ["first", "second"])
 def test_a_new_link_or_process_starts_clean(left: Stage, keys: Keys, incarnation: str) -> None:
     left.connect("x", incarnation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from alipes.gateway.routing.decision import (
     CallShape,
@@ -384,6 +385,28 @@ def test_tenants_take_turns_in_the_queue(router: Router) -> None:
     router.updated("cold", snapshot(), 9)
     answers = [int.from_bytes(answer.call_id, "big") for answer in router.retry(9)]
     assert answers == [0, 3, 1, 2]
+
+
+def test_a_call_that_had_begun_goes_first_and_is_never_refused(router: Router) -> None:
+    """Two calls wait, as many as may; one that lost its instance comes back."""
+    router.disconnected("cold", 0)
+    for number in (1, 2):
+        waiting(router.place(call(number, "b"), number))
+    assert rejected(router.place(call(3, "b"), 3)).kind is RejectKind.OVERLOADED
+    again = [structs.replace(call(number, "b"), begun=True) for number in (4, 5)]
+    for moment, one in enumerate(again):
+        waiting(router.place(one, 4 + moment))
+    router.connected(hello("cold", "a", "b"), 9)
+    router.updated("cold", snapshot(), 9)
+    assert [placed(one).call_id[-1] for one in router.retry(9)] == [4, 5, 1, 2]
+
+
+def test_a_call_that_had_begun_does_not_wait_behind_those_that_have_not(router: Router) -> None:
+    router.disconnected("hot", 0)
+    router.updated("cold", snapshot(2, loads={"a": Load(0, 0, 1, 28_000, 50)}), 0)
+    assert waiting(router.place(call(1, prompt=4000), 0)).reason is Reason.BUSY
+    assert waiting(router.place(call(2, prompt=10), 0)).reason is Reason.BEHIND
+    placed(router.place(structs.replace(call(3, prompt=10), begun=True), 0))
 
 
 def test_a_call_that_waited_a_round_is_not_passed_by_other_models(router: Router) -> None:
