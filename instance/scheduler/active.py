@@ -45,14 +45,12 @@ class ActiveModel:
         """Calls and how many tokens of each to compute now, ``budget`` tokens at most: ``first``
         where given, then all in turn, waiting ones while blocks for the whole of them are there.
         What those find on the host must be restored first."""
-        return self._take(self._in_turn(first), budget)
+        return self.continue_prefill(self._in_turn(first), budget)
 
-    def continue_prefill(self, calls: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
-        """The next tokens of resident calls whose prompts are not computed, in turn."""
-        return self._take(sorted(calls, key=_turn), budget)
-
-    def _take(self, calls: Iterable[Sequence], budget: int) -> list[tuple[Sequence, int]]:
-        """A batch of resident calls, ``budget`` tokens at most."""
+    def continue_prefill(
+        self, calls: Iterable[Sequence], budget: int
+    ) -> list[tuple[Sequence, int]]:
+        """The next tokens of resident calls whose prompts are not computed, in this order."""
         batch: list[tuple[Sequence, int]] = []
         for call in calls:
             tokens = min(budget, call.stretch(self.space.block_tokens))

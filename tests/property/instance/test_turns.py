@@ -9,7 +9,6 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from alipes.instance.scheduler.sequence import CallState, Sequence
 from alipes.instance.scheduler.work import Run
