@@ -179,6 +179,7 @@ def _setup(cluster: Cluster, instance: str) -> Setup:
         session_prefill=ablations.session_prefill,
         host_kv=ablations.host_kv,
         staging=ablations.staging,
+        prefill_turns=ablations.prefill_turns,
         policy=policy,
         lease_seconds=routing.lease_seconds if ablations.leases else 0.0,
         replica_penalty=routing.replica_penalty,

@@ -109,13 +109,15 @@ class Ablations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Each mechanism can be turned off, to measure what it is worth: ``session_prefill`` lets
     returning sessions into an open slot, ``host_kv`` keeps prefixes over switches and evictions,
     ``staging`` brings weights of the next model to the device while another serves, and leaves
-    there what there is room for, ``leases`` hold a place for a likely return,
-    ``residency_routing`` weighs where model and KV are (without it, the instance with the fewest
-    calls is chosen)."""
+    there what there is room for, ``prefill_turns`` lets short prompts in between the chunks of a
+    long one (without it, prompts are computed as they come), ``leases`` hold a place for a likely
+    return, ``residency_routing`` weighs where model and KV are (without it, the instance with the
+    fewest calls is chosen)."""
 
     session_prefill: bool = True
     host_kv: bool = True
     staging: bool = True
+    prefill_turns: bool = True
     leases: bool = True
     residency_routing: bool = True
 
@@ -275,6 +277,7 @@ def instance_settings(
         session_prefill=cluster.ablations.session_prefill,
         host_kv=cluster.ablations.host_kv,
         staging=cluster.ablations.staging,
+        prefill_turns=cluster.ablations.prefill_turns,
         fake=entry.fake,
     )
 

@@ -103,9 +103,10 @@ class FakeCosts(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class InstanceSettings(msgspec.Struct, frozen=True):
     """All that one instance process needs to start; sizes in bytes, times in seconds. A cold
     instance lengthens its rounds, as far as the targets allow, until switches take no more than
-    ``switch_share`` of them. ``session_prefill``, ``host_kv`` and ``staging`` turn those mechanisms
-    off; calls that run when their model's slot ends are saved and resumed in any case. Models are
-    divided among ``ranks`` processes, each of which has ``device_bytes`` for its own."""
+    ``switch_share`` of them. ``session_prefill``, ``host_kv``, ``staging`` and ``prefill_turns``
+    turn those mechanisms off; calls that run when their model's slot ends are saved and resumed in
+    any case. Models are divided among ``ranks`` processes, each of which has ``device_bytes`` for
+    its own."""
 
     name: str
     pool: Pool
@@ -127,6 +128,7 @@ class InstanceSettings(msgspec.Struct, frozen=True):
     session_prefill: bool = True
     host_kv: bool = True
     staging: bool = True
+    prefill_turns: bool = True
     ranks: int = 1
     beat_seconds: float = BEAT_SECONDS
     fake: FakeCosts = FakeCosts()

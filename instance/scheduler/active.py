@@ -7,6 +7,9 @@ no set of half-computed prompts can block one another.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable, Iterator
+
 from alipes.instance.contract import BlocksStored, InstanceSettings
 from alipes.instance.memory.prefix import matchable_blocks
 from alipes.instance.memory.rows import HostBlock
@@ -36,34 +39,49 @@ class ActiveModel:
 
     # --- batches -------------------------------------------------------------------------------
 
-    def prefill_batch(self, budget: int) -> list[tuple[Sequence, int]]:
-        """Calls and how many tokens of each to compute now, ``budget`` tokens at most: prompts
-        already begun first, then waiting ones while blocks for the whole of them are there. What
-        those find on the host must be restored first."""
-        batch = self.continue_prefill(self.state.residents(CallState.PREFILL), budget)
-        budget -= sum(tokens for _, tokens in batch)
-        while budget and (head := self.state.waiting.head) is not None:
-            if not self.admit(head):
-                head.aged = True
-                break
-            tokens = min(budget, head.stretch(self.space.block_tokens))
-            self.space.grow(head, head.computed + tokens)
-            batch.append((head, tokens))
-            budget -= tokens
-        return batch
+    def prefill_batch(
+        self, budget: int, first: Sequence | None = None
+    ) -> list[tuple[Sequence, int]]:
+        """Calls and how many tokens of each to compute now, ``budget`` tokens at most: ``first``
+        where given, then all in turn, waiting ones while blocks for the whole of them are there.
+        What those find on the host must be restored first."""
+        return self.continue_prefill(self._in_turn(first), budget)
 
-    def continue_prefill(self, calls: list[Sequence], budget: int) -> list[tuple[Sequence, int]]:
+    def continue_prefill(
+        self, calls: Iterable[Sequence], budget: int
+    ) -> list[tuple[Sequence, int]]:
         """The next tokens of resident calls whose prompts are not computed, in this order."""
         batch: list[tuple[Sequence, int]] = []
         for call in calls:
-            if budget == 0:
-                break
             tokens = min(budget, call.stretch(self.space.block_tokens))
-            # Making room for one may have sent a later one away.
             if call.state is CallState.PREFILL and self._make_room(call, call.computed + tokens):
                 batch.append((call, tokens))
                 budget -= tokens
-        return batch
+                if not budget:
+                    break
+        # Making room for one may have sent another away.
+        return [(call, tokens) for call, tokens in batch if call.state is CallState.PREFILL]
+
+    def _in_turn(self, first: Sequence | None) -> Iterator[Sequence]:
+        """``first``, then all with prompt to compute, each resident when its turn comes. The first
+        one without room keeps out those behind it, and so does one that had to give way."""
+        if first is not None:
+            yield first
+        waiting, turns, sent = self.state.waiting, self.state.turns, self._tally.preempted
+        calls = (c for c in self.state.residents(CallState.PREFILL) if c is not first)
+        begun = deque(sorted(calls, key=_turn))
+        full = False
+        while True:
+            full = full or self._tally.preempted > sent
+            head = None if full else waiting.head
+            if begun and (head is None or turns.precedes(begun[0], head)):
+                yield begun.popleft()
+            elif head is None:
+                return
+            elif self.admit(head):
+                yield head
+            else:
+                head.aged = full = True
 
     def decode_batch(self) -> list[Sequence]:
         """Every decoding call, each with a block for its next position."""
@@ -309,3 +327,7 @@ class ActiveModel:
                 return False
             self.preempt(newest)
         return True
+
+
+def _turn(call: Sequence) -> tuple[int, int]:
+    return call.turn

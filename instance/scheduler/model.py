@@ -15,6 +15,7 @@ from alipes.instance.scheduler.queue import WaitingQueue
 from alipes.instance.scheduler.returns import Returns
 from alipes.instance.scheduler.sequence import CallState, Sequence
 from alipes.instance.scheduler.slot import NANOSECONDS, Slot
+from alipes.instance.scheduler.turns import Turns
 from alipes.instance.scheduler.work_ahead import WorkAhead
 
 
@@ -27,12 +28,17 @@ class ModelState:
     report: ModelReport
     settings: InstanceSettings
     profile: CostProfile
-    waiting: WaitingQueue = field(default_factory=WaitingQueue)
+    turns: Turns = field(init=False)
+    waiting: WaitingQueue = field(init=False)
     resident: dict[bytes, Sequence] = field(default_factory=dict)
     saved: dict[bytes, Sequence] = field(default_factory=dict)
     returns: Returns = field(default_factory=Returns)
     turn: int = 0
     since: int = 0
+
+    def __post_init__(self) -> None:
+        self.turns = Turns(self.profile, self.settings)
+        self.waiting = WaitingQueue(self.turns.of)
 
     @property
     def name(self) -> str:

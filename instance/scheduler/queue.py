@@ -1,26 +1,27 @@
-"""Calls that wait for their first (or, after a preemption, next) chunk, in order."""
+"""Calls that wait for their first (or, after a preemption, next) chunk, in turn."""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from alipes.instance.scheduler.sequence import Sequence
 
 
 def place(arrived: int, priority: int, level: int, serial: int) -> tuple[int, int]:
-    """A call's place in the queues, for life. Each priority level counts as ``level`` ns of
-    waiting: as all calls age alike, the order never changes, and none is passed for ever."""
+    """A call's place among those of its model, for life. Each priority level counts as ``level`` ns
+    of waiting: as all calls age alike, the order never changes."""
     return (arrived - priority * level, serial)
 
 
 class WaitingQueue:
-    """Sorted by ``Sequence.order``; knows how much work it holds: ``context`` tokens in all,
-    ``tokens`` of them to be computed, each times its position summed, and ``restore_tokens`` to be
-    copied from the host for ``restores`` calls. What a call is expected to find changes through
-    ``expect`` alone."""
+    """Sorted by ``Sequence.turn``, which ``turn_of`` tells; knows how much work it holds:
+    ``context`` tokens in all, ``tokens`` of them to be computed, each times its position summed,
+    and ``restore_tokens`` to be copied from the host for ``restores`` calls. What a call is
+    expected to find changes through ``expect`` alone, and its turn with it."""
 
-    def __init__(self) -> None:
+    def __init__(self, turn_of: Callable[[Sequence], tuple[int, int]]) -> None:
+        self._turn_of = turn_of
         self._calls: list[Sequence] = []
         self.context = 0
         self.tokens = 0
@@ -32,25 +33,27 @@ class WaitingQueue:
         return len(self._calls)
 
     def __iter__(self) -> Iterator[Sequence]:
-        return iter(self._calls)
+        """Those that are here now, in turn; what is done with them may change who is."""
+        return iter(self._calls.copy())
 
     @property
     def head(self) -> Sequence | None:
         return self._calls[0] if self._calls else None
 
     def add(self, call: Sequence) -> None:
-        bisect.insort(self._calls, call, key=_order)
+        call.turn = self._turn_of(call)
+        bisect.insort(self._calls, call, key=_turn)
         self._count(call, 1)
 
     def remove(self, call: Sequence) -> None:
-        del self._calls[bisect.bisect_left(self._calls, call.order, key=_order)]
+        del self._calls[bisect.bisect_left(self._calls, call.turn, key=_turn)]
         self._count(call, -1)
 
     def expect(self, call: Sequence, known: int, known_host: int) -> None:
         """The queued call will find ``known`` tokens, ``known_host`` of them on the host."""
-        self._count(call, -1)
+        self.remove(call)
         call.known, call.known_host = known, known_host
-        self._count(call, 1)
+        self.add(call)
 
     def _count(self, call: Sequence, sign: int) -> None:
         self.context += sign * call.length
@@ -65,5 +68,5 @@ def positions(call: Sequence) -> float:
     return (call.length * call.length - call.known * call.known) / 2
 
 
-def _order(call: Sequence) -> tuple[int, int]:
-    return call.order
+def _turn(call: Sequence) -> tuple[int, int]:
+    return call.turn

@@ -57,13 +57,13 @@ MOVES: Final[dict[CallState, frozenset[CallState]]] = {
 @dataclass(slots=True, eq=False)
 class Sequence:
     """``history[:length]`` is prompt and output, which begins with what an earlier attempt drew
-    elsewhere; the first ``computed`` positions have valid
-    state in ``blocks`` (or in the host blocks ``saved``); the first ``published`` blocks have been
-    offered to the prefix index. ``order`` is the call's place in every queue, lowest first. While
-    it waits, ``known`` tokens are expected to need no computing, ``known_host`` of them from the
-    host; ``recompute`` tells that the host failed to give them. ``parked`` is the turn of the slot
-    that parked it last, ``aged`` tells that it lacked blocks once. ``on_host`` are the blocks that
-    the host had of its beginning when it was last asked. Times in ns.
+    elsewhere; the first ``computed`` positions have valid state in ``blocks`` (or in the host
+    blocks ``saved``); the first ``published`` blocks have been offered to the prefix index.
+    ``order`` is the call's age, the oldest lowest; ``turn`` is that of its prompt (``turns.py``),
+    lowest first. While it waits, ``known`` tokens are expected to need no computing, ``known_host``
+    of them from the host; ``recompute`` tells that the host failed to give them. ``parked`` is the
+    turn of the slot that parked it last, ``aged`` tells that it lacked blocks once. ``on_host`` are
+    the blocks that the host had of its beginning when it was last asked. Times in ns.
 
     The recurrent state of a resident call is in ``slot``, or still in ``origin`` that it continues
     from and does not own; ``mark`` is for its state at the next block boundary, ``marked`` the
@@ -80,6 +80,7 @@ class Sequence:
     forced: TokenIds
     stops: frozenset[int]
     length: int
+    turn: tuple[int, int]
     state: CallState = CallState.WAITING
     computed: int = 0
     published: int = 0
@@ -117,6 +118,7 @@ class Sequence:
             forced=np.frombuffer(call.forced, dtype="<i4"),
             stops=frozenset(call.stop_ids),
             length=len(tokens),
+            turn=order,
         )
 
     @property

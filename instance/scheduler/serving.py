@@ -79,9 +79,15 @@ class Serving:
             restore = active.take_restore()
             if restore is not None:
                 return restore
-        if slot.prefill_runs and not self._prefill_goes_on(slot, active):
+        first: Sequence | None = None
+        if slot.prefill_runs and self._rotation.alone:
             return None
-        batch = active.prefill_batch(self._chunk)
+        if slot.prefill_runs and not slot.fits(active.state.chunk_seconds()):
+            first = self._undone_by_a_switch(slot, active)
+            slot.cut = first is None
+            if slot.cut:
+                return None
+        batch = active.prefill_batch(self._chunk, first)
         restore = active.take_restore()
         if restore is not None:
             return restore
@@ -103,20 +109,15 @@ class Serving:
             started=tuple(self._started(call, now) for call, _ in batch if call.started is None),
         )
 
-    def _prefill_goes_on(self, slot: Slot, active: ActiveModel) -> bool:
-        if self._rotation.alone:
-            return False
-        if slot.fits(active.state.chunk_seconds()):
-            return True
-        # A switch would undo a half-computed prompt that the host has no room for. Were that to
-        # happen in every slot, it would never end; from its first token on nothing is undone.
+    def _undone_by_a_switch(self, slot: Slot, active: ActiveModel) -> Sequence | None:
+        """The oldest call here, where its prompt is half computed and the host has no room for it.
+        Were it undone in every slot, it would never end: P goes on, beyond its time, for its sake.
+        From its first token on nothing is undone."""
         oldest = active.oldest()
-        if oldest is not None and oldest.state is CallState.PREFILL:
-            needed = active.space.blocks_for(oldest.length)
-            if needed > self._host.room(slot.model):
-                return True
-        slot.cut = True
-        return False
+        if oldest is None or oldest.state is not CallState.PREFILL:
+            return None
+        needed = active.space.blocks_for(oldest.length)
+        return oldest if needed > self._host.room(slot.model) else None
 
     def _end_prefill(self, slot: Slot, active: ActiveModel) -> None:
         self._enter(Phase.D1)

@@ -1,9 +1,8 @@
 """Session-prefill (Talaria section 3.4): which returning sessions come into an open slot.
 
 A call that does not fit is passed by later ones. Where it was time that it lacked, it is among the
-first in the next P, for the queue's order never changes. Where it was room on the device, it ages:
-from then on no call behind it comes in through SP before it has, so that what ends makes room for
-it at last.
+first in the next P. Where it was room on the device, it ages: from then on no younger call comes in
+through SP before it has, so that what ends makes room for it at last.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from alipes.instance.scheduler.active import ActiveModel
+from alipes.instance.scheduler.queue import WaitingQueue
 from alipes.instance.scheduler.sequence import CallState, Sequence
 from alipes.instance.scheduler.slot import Slot
 from alipes.instance.scheduler.tally import Tally
@@ -45,26 +45,31 @@ class Batch:
 
 
 def join_sessions(slot: Slot, active: ActiveModel, now: int, tally: Tally) -> tuple[Sequence, ...]:
-    """Make those resident that come in at this decode boundary, in the order of the queue."""
+    """Make those resident that come in at this decode boundary, in turn."""
     joined: list[Sequence] = []
     batch = Batch.of(active.state.residents(CallState.DECODE))
-    for call in list(active.state.waiting):
-        if slot.joins(call):
-            active.expect(call)
-        if not slot.joins(call) or not call.known:
-            if call.aged:
-                break
+    waiting = active.state.waiting
+    aged = _oldest_aged(waiting)
+    for call in waiting:
+        if not slot.joins(call) or (aged is not None and call.order > aged.order):
+            continue
+        active.expect(call)
+        if not call.known:
             continue
         fits = batch.fits_with(call, slot, active, now)
         if fits and active.admit(call):
             batch.add(call)
             joined.append(call)
+            aged = _oldest_aged(waiting) if call.aged else aged
             continue
         if call.parked != active.state.turn:
             call.parked = active.state.turn
             tally.sp_parked += 1
-        if call.aged:
-            break
-        call.aged = fits
+        # Those behind it pass it this once.
+        call.aged = call.aged or fits
     tally.sp_admitted += len(joined)
     return tuple(joined)
+
+
+def _oldest_aged(waiting: WaitingQueue) -> Sequence | None:
+    return min((call for call in waiting if call.aged), key=lambda call: call.order, default=None)

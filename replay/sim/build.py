@@ -216,6 +216,7 @@ def _settings(fleet: Fleet, name: str, spec: InstanceSpec) -> InstanceSettings:
         switch_share=setup.switch_share,
         session_prefill=setup.session_prefill,
         host_kv=setup.host_kv,
+        prefill_turns=setup.prefill_turns,
     )
 
 

@@ -81,8 +81,9 @@ class FaultSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything a configuration may change. ``staging`` brings the next model's weights to idle
     KV memory; with ``exchange`` those that leave stay there as long as there is room.
-    ``lease_seconds`` 0 is no leases; without ``faults`` none of the scenario's happen. Targets and
-    sizes of 0, and None, are the hardware profile's own."""
+    ``prefill_turns`` lets short prompts in between the chunks of long ones. ``lease_seconds`` 0 is
+    no leases; without ``faults`` none of the scenario's happen. Targets and sizes of 0, and None,
+    are the hardware profile's own."""
 
     ttft: Amount = 0.0
     tpot: Amount = 0.0
@@ -90,6 +91,7 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     session_prefill: bool = True
     host_kv: bool = True
     staging: bool = True
+    prefill_turns: bool = True
     exchange: bool | None = None
     policy: Policy = "residency"
     lease_seconds: Amount = 1.0

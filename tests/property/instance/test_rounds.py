@@ -32,6 +32,7 @@ class Rounds(RuleBasedStateMachine):
         session_prefill=st.booleans(),
         host_kv=st.booleans(),
         slots=st.sampled_from([0, 0, 5, 9, 40]),
+        turns=st.booleans(),
     )
     def build(
         self,
@@ -45,6 +46,7 @@ class Rounds(RuleBasedStateMachine):
         session_prefill: bool,
         host_kv: bool,
         slots: int,
+        turns: bool,
     ) -> None:
         self.names = [f"m{index}" for index in range(models)]
         settings = settings_of(
@@ -54,6 +56,7 @@ class Rounds(RuleBasedStateMachine):
             allow_forced_tokens=True,
             session_prefill=session_prefill,
             host_kv=host_kv,
+            prefill_turns=turns,
         )
         reports = tuple(
             # The second has no recurrent layers.

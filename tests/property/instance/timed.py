@@ -94,9 +94,11 @@ class Timed(Driver):
         for session in sessions:
             self._go_on(session)
 
-    def play(self) -> None:
-        """To the end of all sessions."""
+    def play(self, until: abc.Callable[[], bool] = lambda: False) -> None:
+        """To the end of all sessions, or of something else."""
         for _ in range(20_000):
+            if until():
+                return
             while self.comes():
                 self._input(*heapq.heappop(self.due)[1:])
             if self.turn() is None:

@@ -95,6 +95,7 @@ def worlds(draw: st.DrawFn) -> World:
         targets=draw(st.sampled_from([Targets(4.0, 0.2, 0.8), Targets(1.0, 0.05, 0.5)])),
         session_prefill=draw(st.booleans()),
         host_kv=draw(st.booleans()),
+        prefill_turns=draw(st.booleans()),
         allow_forced_tokens=True,
     )
     costs = Costs(

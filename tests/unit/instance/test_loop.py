@@ -307,7 +307,7 @@ def test_a_model_that_cannot_be_opened_fails_its_calls_alone() -> None:
     assert bench.tokens(good) == list(range(6, 206))
 
 
-def test_a_defect_fails_every_call_and_is_raised() -> None:
+def test_a_defect_is_raised_and_other_instances_may_have_its_calls() -> None:
     bench = Bench("a", "b")
     calls = [bench.submit(1, "a"), bench.submit(2, "b")]
 
@@ -320,7 +320,7 @@ def test_a_defect_fails_every_call_and_is_raised() -> None:
         bench.loop.run()
     failed = [m for m in bench.told if isinstance(m, Failed)]
     assert sorted(m.call_id for m in failed) == calls
-    assert {m.failure for m in failed} == {FailureClass.INTERNAL}
+    assert {m.failure for m in failed} == {FailureClass.GONE}
     assert "a defect" in failed[0].reason
 
 
@@ -451,7 +451,7 @@ class Waiting:
 
     def drain(self) -> None: ...
 
-    def abandon(self, failure: FailureClass, reason: str) -> tuple[Failed, ...]:
+    def abandon(self, reason: str) -> tuple[Failed, ...]:
         return ()
 
 

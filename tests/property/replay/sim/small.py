@@ -147,6 +147,7 @@ SETUPS = st.builds(
     session_prefill=st.booleans(),
     host_kv=st.booleans(),
     staging=st.booleans(),
+    prefill_turns=st.booleans(),
     policy=st.sampled_from(["residency", "least-pressure", "session-sticky", "cache-aware"]),
     lease_seconds=st.sampled_from([0.0, 0.3, 5.0]),
     replica_penalty=st.sampled_from([0.0, 0.1]),

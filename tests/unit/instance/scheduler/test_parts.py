@@ -84,7 +84,7 @@ def test_what_was_drawn_already_needs_no_room_twice() -> None:
 
 
 def test_all_ages_alike_and_a_priority_is_worth_a_wait() -> None:
-    queue = WaitingQueue()
+    queue = WaitingQueue(lambda call: call.order)
     level = 10
     for number, (arrived, priority) in enumerate([(0, 0), (5, 0), (9, 1), (11, 1), (3, -1)]):
         order = place(arrived, priority, level, number)
