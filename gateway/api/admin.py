@@ -53,7 +53,7 @@ async def metrics(service: Service, exchange: Exchange) -> None:
     dispatcher.forget_sessions()
     sessions = dispatcher.sessions
     status = dispatcher.router.status(dispatcher.now())
-    text.routing(status.counts, status.leases, len(sessions), sessions.branches)
+    text.routing(status, len(sessions), sessions.branches)
     await exchange.respond(200, text.render(), text.content_type.encode())
 
 
@@ -78,6 +78,7 @@ async def instances(service: Service, exchange: Exchange) -> None:
         {
             "ready": status.ready and not service.stopping,
             "queued": status.queued,
+            "late": status.late,
             "sessions": len(dispatcher.sessions),
             "live_calls": dispatcher.live_calls,
             "placements": status.counts,

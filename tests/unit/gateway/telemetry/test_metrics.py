@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from alipes.gateway.routing.decision import LateModel, RouterStatus, Why
 from alipes.gateway.telemetry.metrics import Metrics
 from alipes.instance.contract import Counters, Estimate, Occupancy, Snapshot, Staging
 
@@ -12,6 +13,18 @@ def test_instances_and_models_that_are_not_configured_share_a_label() -> None:
     text = metrics.render().decode()
     assert "rogue" not in text
     assert 'alipes_placements_total{instance="other",reason="only"} 50.0' in text
+
+
+def test_late_models_are_told_as_long_as_they_are_late() -> None:
+    metrics = Metrics(["m"], ["one"])
+    late = LateModel("m", 3, 9.5, {"one": Why.FULL, "rogue": Why.DOWN})
+    status = RouterStatus(False, {"m": True}, {"m": 3}, (), late=(late,))
+    metrics.routing(status, 1, 1)
+    lines = metrics.render().decode().splitlines()
+    assert 'alipes_late_seconds{instance="one",model="m",why="full"} 9.5' in lines
+    assert 'alipes_late_seconds{instance="other",model="m",why="down"} 9.5' in lines
+    metrics.routing(RouterStatus(True, {"m": True}, {}, ()), 1, 1)
+    assert "alipes_late_seconds{" not in metrics.render().decode()
 
 
 def test_what_switches_took_and_would_take_is_told_by_model_and_path() -> None:
