@@ -54,7 +54,7 @@ async def metrics(service: Service, exchange: Exchange) -> None:
     sessions = dispatcher.book.sessions
     status = dispatcher.book.router.status(dispatcher.now())
     text.live_calls(len(dispatcher.book))
-    text.routing(status.counts, status.leases, len(sessions), sessions.branches)
+    text.routing(status, len(sessions), sessions.branches)
     await exchange.respond(200, text.render(), text.content_type.encode())
 
 
@@ -79,6 +79,7 @@ async def instances(service: Service, exchange: Exchange) -> None:
         {
             "ready": status.ready and not service.stopping,
             "queued": status.queued,
+            "late": status.late,
             "sessions": len(dispatcher.book.sessions),
             "live_calls": len(dispatcher.book),
             "placements": status.counts,

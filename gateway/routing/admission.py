@@ -33,6 +33,11 @@ def misfit(report: ModelReport, block_tokens: int, prompt: int, output: int) -> 
     )
 
 
+def is_full(hello: Hello, loads: Mapping[str, Load]) -> bool:
+    """Whether an instance with these loads would refuse one more call."""
+    return not _idle(loads) and sum(load.waiting for load in loads.values()) >= hello.max_waiting
+
+
 def check(
     hello: Hello,
     model: str,
@@ -47,16 +52,19 @@ def check(
     exceeds the bound is late rather than lost. ``output`` is the typical completion length,
     ``round_length`` the predicted round with the call in it.
     """
-    idle = not any(has_work(load) for load in before.values())
-    if idle:
+    if _idle(before):
         return Why.OK
-    if sum(load.waiting for load in after.values()) > hello.max_waiting:
+    if is_full(hello, before):
         return Why.FULL
     if not _memory_fits(hello, model, before, after, output):
         return Why.MEMORY
     if round_length > hello.targets.round_bound:
         return Why.ROUND
     return Why.OK
+
+
+def _idle(loads: Mapping[str, Load]) -> bool:
+    return not any(has_work(load) for load in loads.values())
 
 
 def _memory_fits(

@@ -48,9 +48,7 @@ class Appraiser:
         known = min(call.known_tokens, call.prompt_tokens)
         return Charge(call.model, call.prompt_tokens, output, device_tokens, host_tokens, known)
 
-    def candidate(
-        self, instance: InstanceState, call: CallShape, reserved: bool, now: int
-    ) -> Candidate:
+    def candidate(self, instance: InstanceState, call: CallShape, now: int) -> Candidate:
         """The call as an unreserved one (Algorithm 1, lines 13 and 14)."""
         condition = instance.condition(self._settings, now)
         if condition is not Why.OK:
@@ -60,8 +58,6 @@ class Appraiser:
             return Candidate(instance.name, why=Why.DOWN)
         if misfit(report, hello.block_tokens, call.prompt_tokens, call.max_tokens):
             return Candidate(instance.name, why=Why.TOO_SMALL)
-        if reserved:
-            return Candidate(instance.name, why=Why.RESERVED)
         return self.cost(instance, call)
 
     def cost(self, instance: InstanceState, call: CallShape) -> Candidate:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from alipes.gateway.routing.choice import CallsOn, fewest_calls
-from alipes.gateway.routing.decision import CallShape, Candidate, Policy, Why
+from alipes.gateway.routing.decision import CallShape, Candidate, Policy
 
 CACHE_THRESHOLD: Final = 0.3
 BALANCE_CALLS: Final = 64
@@ -51,7 +51,7 @@ class SessionSticky:
         for candidate in candidates:
             if candidate.instance != pin:
                 continue
-            if candidate.admitted or candidate.why in (Why.ROUND, Why.MEMORY):
+            if candidate.admitted or candidate.why.can_wait_there:
                 return candidate
             if candidate.why.busy:
                 return None

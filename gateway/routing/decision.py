@@ -87,12 +87,16 @@ class Why(StrEnum):
     FULL = "full"
     MEMORY = "memory"
     ROUND = "round"
-    RESERVED = "reserved"
 
     @property
     def busy(self) -> bool:
         """The instance is well and serves the model; it has no room for this call now."""
-        return self in (Why.FULL, Why.MEMORY, Why.ROUND, Why.RESERVED)
+        return self in (Why.FULL, Why.MEMORY, Why.ROUND)
+
+    @property
+    def can_wait_there(self) -> bool:
+        """The instance would take the call and serve it in its turn, if later than it should."""
+        return self in (Why.MEMORY, Why.ROUND)
 
 
 class Candidate(msgspec.Struct, frozen=True):
@@ -140,8 +144,8 @@ class Placement(msgspec.Struct, frozen=True):
     """``lease``: the place held for the session's return was still good. ``only``: no other
     instance serves the model. ``spill``: a cheaper one had no room.
     ``switch``: the model must be made active there. ``active``: it alone has the model
-    active. ``least-cost``: several have, and it is the cheapest. ``overdue``: it
-    had waited a round's bound."""
+    active. ``least-cost``: several have, and it is the cheapest. ``overdue``: no queued call of its
+    model had gone for as long as a round may last."""
 
     call_id: bytes
     instance: str
@@ -205,9 +209,21 @@ class RouterCounts(msgspec.Struct, frozen=True):
     same_instance: int = 0
 
 
+class LateModel(msgspec.Struct, frozen=True):
+    """A model of which no queued call has gone for longer than a round may last: ``waited``
+    seconds since one went, or since the oldest of the ``waiting`` calls came. ``why`` tells of
+    each instance that serves the model what keeps the next call away."""
+
+    model: str
+    waiting: int
+    waited: float
+    why: dict[str, Why]
+
+
 class RouterStatus(msgspec.Struct, frozen=True):
     """``models`` tells for each model whether an instance can take calls for it now; ``ready``
-    whether that holds for all. ``queued`` counts the calls that wait, by model."""
+    whether that holds for all. ``queued`` counts the calls that wait, by model; ``late`` are those
+    models whose calls wait for longer than they should."""
 
     ready: bool
     models: dict[str, bool]
@@ -215,3 +231,4 @@ class RouterStatus(msgspec.Struct, frozen=True):
     instances: tuple[InstanceStatus, ...]
     counts: RouterCounts = RouterCounts()
     leases: LeaseCounts = LeaseCounts()
+    late: tuple[LateModel, ...] = ()

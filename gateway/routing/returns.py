@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from alipes.gateway.routing.admission import misfit
+from alipes.gateway.routing.admission import is_full, misfit
 from alipes.gateway.routing.appraisal import Appraiser
 from alipes.gateway.routing.checks import Check, HealthChecks
 from alipes.gateway.routing.decision import CallShape, Completion, RouterSettings, Why
@@ -103,8 +103,9 @@ class Returns:
         return well or instance.heard_since(now - LATEST_BEAT)
 
     def _good(self, lease: Lease, call: CallShape, instance: InstanceState) -> bool:
-        """The instance is healthy, the same process as then, can hold the call, and has on the
-        device or the host all blocks that the prompt shares with the lease's prefix."""
+        """The instance is healthy, the same process as then, can hold the call and would take it,
+        and has on the device or the host all blocks that the prompt shares with the lease's
+        prefix."""
         hello, report = instance.hello, instance.reports.get(call.model)
         if hello is None or report is None or not instance.healthy:
             return False
@@ -112,6 +113,8 @@ class Returns:
             return False
         size = hello.block_tokens
         if misfit(report, size, call.prompt_tokens, call.max_tokens):
+            return False
+        if is_full(hello, instance.loads()):
             return False
         shared = shared_tokens(lease, call, report.kv_format, size)
         return 0 < shared <= self._appraiser.locality(call, instance).present

@@ -9,7 +9,9 @@ events and their times.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from msgspec import structs
 
 from alipes.gateway.routing import choice, overload
 from alipes.gateway.routing.admission import longest_call
@@ -29,9 +31,9 @@ from alipes.gateway.routing.decision import (
     Why,
 )
 from alipes.gateway.routing.instances import SECOND, InstanceState
+from alipes.gateway.routing.lateness import Lateness
 from alipes.gateway.routing.leases import Lease, LeaseTable
 from alipes.gateway.routing.replica import Replicas
-from alipes.gateway.routing.reservations import Reservations
 from alipes.gateway.routing.returns import Returns
 from alipes.gateway.routing.tally import Tally
 from alipes.gateway.routing.waiting import WaitingCalls
@@ -49,12 +51,16 @@ class Router:
         self, known: Mapping[str, frozenset[str]], settings: RouterSettings | None = None
     ) -> None:
         self._settings = settings or RouterSettings()
-        self._known = {model: tuple(sorted(names)) for model, names in known.items()}
         names = sorted({name for serving in known.values() for name in serving})
         self._instances = {name: InstanceState(name) for name in names}
+        self._serving = {
+            model: tuple(self._instances[name] for name in sorted(names))
+            for model, names in known.items()
+        }
         self._waiting = WaitingCalls(
             self._settings.queue_depth, int(self._settings.queue_timeout * SECOND)
         )
+        self._lateness = Lateness(self._waiting, self._serving)
         self._placed: dict[bytes, tuple[CallShape, InstanceState]] = {}
         self._leases = LeaseTable()
         self._appraiser = Appraiser(self._settings, self._leases)
@@ -62,7 +68,6 @@ class Router:
         self._replicas = Replicas(self._settings, self._appraiser.profiles)
         self._baseline = baseline(self._settings.policy)
         self._tally = Tally()
-        self._reserved = Reservations()
         self._stirred = False
 
     # --- what happens to instances ---------------------------------------------------------------
@@ -82,10 +87,10 @@ class Router:
         self._stirred = True
 
     def updated(self, name: str, snapshot: Snapshot, now: int) -> None:
-        """A state arrived; an older version than the one known is ignored."""
+        """A state arrived; an older version than the one known is a sign of life and no more."""
         if self._instances[name].updated(snapshot, now):
             self._appraiser.profiles.observe(name, snapshot.estimates)
-            self._stirred = True
+        self._stirred = True
 
     def disconnected(self, name: str, now: int) -> tuple[bytes, ...]:
         """The link is gone, and with it leases and known blocks. Returns the ids of the calls
@@ -165,12 +170,12 @@ class Router:
             answers.append(self._timed_out(call, now))
         self._expire_leases(now)
         answers += self._settle_checks(now)
-        if not self._stirred:
+        due = self._lateness.next_due()
+        if not self._stirred and (due is None or now < due):
             return answers
         self._stirred = False
-        self._reserved.clear()
-        for queued in self._waiting.heads():
-            answers += self._retry_model(queued.call.model, now)
+        for model in self._lateness.turns(now):
+            answers += self._retry_model(model, now)
         return answers
 
     def _settle_checks(self, now: int) -> list[Placement | Reject]:
@@ -228,10 +233,11 @@ class Router:
 
     def next_wakeup(self, now: int) -> int | None:
         """When ``retry`` has something to say even if nothing happens until then: a call has
-        waited too long, a lease ends that may have kept it out, or a health check is over."""
+        waited too long, a lease ends that may have kept it out, its model is late, or a health
+        check is over."""
         ends = [self._returns.checks.next_end(), self._waiting.next_deadline()]
         if len(self._waiting):
-            ends.append(self._leases.next_expiry())
+            ends += [self._lateness.next_due(), self._leases.next_expiry()]
         return max(now, min(known)) if (known := [e for e in ends if e is not None]) else None
 
     def lease_of(self, branch: bytes, now: int) -> Lease | None:
@@ -241,7 +247,7 @@ class Router:
     def longest_call(self, model: str, prompt: int = 0) -> int | None:
         """Tokens, prompt and output, of the longest call that any instance can hold; None while
         none has told, or one has not and a ``prompt`` of so many fits none of the others."""
-        states = [self._instances[name] for name in self._known.get(model, ())]
+        states = self._serving.get(model, ())
         told = [
             longest_call(state.reports[model], state.hello.block_tokens)
             for state in states
@@ -255,8 +261,8 @@ class Router:
         instances = tuple(i.status(self._settings, now) for i in self._instances.values())
         well = {status.name for status in instances if status.why is Why.OK}
         models = {
-            model: any(n in well and model in self._instances[n].reports for n in names)
-            for model, names in self._known.items()
+            model: any(i.name in well and model in i.reports for i in serving)
+            for model, serving in self._serving.items()
         }
         return RouterStatus(
             all(models.values()),
@@ -265,6 +271,7 @@ class Router:
             instances,
             self._tally.counts(),
             self._leases.counts(),
+            self._lateness.status(lambda queued, at: self._candidates(queued.call, at), now),
         )
 
     def _expire_leases(self, now: int) -> None:
@@ -275,19 +282,14 @@ class Router:
     def _refusal(self, call: CallShape) -> Reject | None:
         """What no waiting can mend: an unknown model, a call that no instance can hold, or
         instances that all drain."""
-        if call.model not in self._known:
-            return overload.unknown(call, self._known)
-        serving = self._serving(call.model)
+        if call.model not in self._serving:
+            return overload.unknown(call, self._serving)
+        serving = self._serving[call.model]
         return overload.too_large(call, serving) or overload.draining(call, serving)
 
-    def _serving(self, model: str) -> list[InstanceState]:
-        return [self._instances[name] for name in self._known[model]]
-
     def _candidates(self, call: CallShape, now: int) -> tuple[Candidate, ...]:
-        reserved = self._reserved.against(call.model)
         candidates = tuple(
-            self._appraiser.candidate(instance, call, instance.name in reserved, now)
-            for instance in self._serving(call.model)
+            self._appraiser.candidate(instance, call, now) for instance in self._serving[call.model]
         )
         if self._baseline is not None:
             return candidates
@@ -297,16 +299,19 @@ class Router:
     def _choose(
         self, call: CallShape, candidates: tuple[Candidate, ...], now: int
     ) -> Placement | None:
-        if self._baseline is None:
-            occupied = {i.name for i in self._serving(call.model) if i.has_active()}
-            best = choice.least_cost(candidates, self._calls_on, occupied)
-        else:
-            best = self._baseline.choose(call, candidates, self._calls_on)
+        best = self._best(call, candidates)
         if best is None:
             return None
-        active = {i.name for i in self._serving(call.model) if i.has_active(call.model)}
+        active = {i.name for i in self._serving[call.model] if i.has_active(call.model)}
         reason = choice.reason(best, candidates, active)
         return self._put(call, best, reason, candidates, now)
+
+    def _best(self, call: CallShape, candidates: Sequence[Candidate]) -> Candidate | None:
+        """By the policy, the best of the candidates that are admitted."""
+        if self._baseline is not None:
+            return self._baseline.choose(call, candidates, self._calls_on)
+        occupied = {i.name for i in self._serving[call.model] if i.has_active()}
+        return choice.least_cost(candidates, self._calls_on, occupied)
 
     def _calls_on(self, name: str) -> int:
         return len(self._instances[name].placed)
@@ -325,7 +330,7 @@ class Router:
             other is not instance
             and other.has_active(call.model)
             and other.condition(self._settings, now) is Why.OK
-            for other in self._serving(call.model)
+            for other in self._serving[call.model]
         )
         charge = self._appraiser.charge(call, chosen.device_tokens, chosen.host_tokens)
         instance.place(call.call_id, charge)
@@ -347,40 +352,45 @@ class Router:
         return Wait(call.call_id, reason, candidates)
 
     def _retry_model(self, model: str, now: int) -> list[Placement | Reject]:
-        """Place calls of one model in their order until one has to go on waiting. Once that
-        has waited a round's bound, no other model's calls pass it on the instances it needs."""
+        """Place calls of one model in their order until one has to go on waiting."""
         answers: list[Placement | Reject] = []
         while (queued := self._waiting.head(model)) is not None:
-            call = queued.call
-            answer = self._refusal(call)
+            answer = self._refusal(queued.call) or self._retry_call(queued.call, now)
             if answer is None:
-                candidates = self._candidates(call, now)
-                placement = self._choose(call, candidates, now)
-                placement = placement or self._overdue(call, candidates, queued.arrived, now)
-                if placement is None:
-                    waited = now - queued.arrived
-                    self._reserved.keep(model, candidates, self._instances, waited)
-                    break
-                answers.append(placement)
-            else:
-                answers.append(answer)
-            self._waiting.remove(call.call_id)
+                break
+            answers.append(answer)
+            self._waiting.remove(queued.call.call_id)
         return answers
 
+    def _retry_call(self, call: CallShape, now: int) -> Placement | None:
+        candidates = self._candidates(call, now)
+        placement = self._choose(call, candidates, now)
+        if placement is None and self._lateness.due(call.model) <= now:
+            placement = self._overdue(call, candidates, now)
+        if placement is not None:
+            self._lateness.went(call.model, now)
+        return placement
+
     def _overdue(
-        self, call: CallShape, candidates: tuple[Candidate, ...], arrived: int, now: int
+        self, call: CallShape, candidates: tuple[Candidate, ...], now: int
     ) -> Placement | None:
-        best = self._reserved.overdue(call.model, candidates, self._instances, arrived, now)
+        """Where the next call of a late model goes, though there is no room for it: it waits there
+        in its turn."""
+        rooms = tuple(
+            structs.replace(each, admitted=True) if each.why.can_wait_there else each
+            for each in candidates
+        )
+        best = self._best(call, rooms)
         return self._put(call, best, Reason.OVERDUE, candidates, now) if best is not None else None
 
     def _timed_out(self, call: CallShape, now: int) -> Reject:
         conditions = {
             instance.name: instance.condition(self._settings, now)
-            for instance in self._serving(call.model)
+            for instance in self._serving[call.model]
         }
         after = self._retry_after(call, now)
         return overload.timed_out(call, conditions, self._settings, after)
 
     def _retry_after(self, call: CallShape, now: int) -> float:
-        serving, profiles = self._serving(call.model), self._appraiser.profiles
+        serving, profiles = self._serving[call.model], self._appraiser.profiles
         return overload.retry_after(serving, profiles, self._settings, now)

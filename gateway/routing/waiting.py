@@ -94,6 +94,10 @@ class WaitingCalls:
         line = self._lines.get(model)
         return self._calls[line.head()] if line else None
 
+    def oldest(self, model: str) -> int:
+        """When the call of the model came that has waited longest. Raises KeyError without one."""
+        return self._calls[next(iter(self._lines[model].calls))].arrived
+
     def remove(self, call_id: bytes) -> CallShape | None:
         """Take a call out; its tenant's next turn comes after all others'."""
         queued = self._calls.pop(call_id, None)

@@ -9,8 +9,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from alipes.gateway.calls.call import Call
 from alipes.gateway.calls.events import CallEvent, Moved
-from alipes.gateway.routing.decision import Placement, RouterCounts
-from alipes.gateway.routing.leases import LeaseCounts
+from alipes.gateway.routing.decision import LateModel, Placement, RouterStatus
 from alipes.gateway.telemetry.facts import FactGauges
 from alipes.gateway.telemetry.labels import BoundedLabel
 from alipes.gateway.telemetry.observer import FleetEvent, LinkLost, StateTold
@@ -58,6 +57,11 @@ class Metrics:
             "alipes_resumed_streams",
             "Those of them that had drawn tokens, by the instance they left.", ["instance"],
             registry=self.registry,
+        )  # fmt: skip
+        self._late = Gauge(
+            "alipes_late_seconds",
+            "How long models had no queued call placed, beyond a round's bound, and why.",
+            ["model", "instance", "why"], registry=self.registry,
         )  # fmt: skip
         self._live = Gauge("alipes_live_calls", "Calls now open.", registry=self.registry)
         self._up = self._gauge("alipes_instance_up", "1 while the instance is connected.")
@@ -119,10 +123,16 @@ class Metrics:
     def live_calls(self, count: int) -> None:
         self._live.set(count)
 
-    def routing(
-        self, counts: RouterCounts, leases: LeaseCounts, sessions: int, branches: int
-    ) -> None:
-        self._routing.update(counts, leases, sessions, branches)
+    def routing(self, status: RouterStatus, sessions: int, branches: int) -> None:
+        self._routing.update(status, sessions, branches)
+        self._late.clear()
+        for late in status.late:
+            self._tell_late(late)
+
+    def _tell_late(self, late: LateModel) -> None:
+        for instance, why in late.why.items():
+            labels = self._model(late.model), self._instance(instance), why
+            self._late.labels(*labels).set(late.waited)
 
     def render(self) -> bytes:
         return generate_latest(self.registry)
@@ -218,12 +228,10 @@ class RoutingGauges:
         self._sessions = Gauge("alipes_sessions", "Sessions known now.", registry=registry)
         self._branches = Gauge("alipes_branches", "Their branches.", registry=registry)
 
-    def update(
-        self, counts: RouterCounts, leases: LeaseCounts, sessions: int, branches: int
-    ) -> None:
-        for name in counts.__struct_fields__:
-            self._calls.labels(name).set(getattr(counts, name))
-        for name in leases.__struct_fields__:
-            self._leases.labels(name).set(getattr(leases, name))
+    def update(self, status: RouterStatus, sessions: int, branches: int) -> None:
+        for name in status.counts.__struct_fields__:
+            self._calls.labels(name).set(getattr(status.counts, name))
+        for name in status.leases.__struct_fields__:
+            self._leases.labels(name).set(getattr(status.leases, name))
         self._sessions.set(sessions)
         self._branches.set(branches)

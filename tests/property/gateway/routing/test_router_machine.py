@@ -22,6 +22,7 @@ from alipes.gateway.routing.decision import (
     Why,
 )
 from alipes.gateway.routing.leases import LeaseCounts
+from alipes.gateway.routing.overlay import without
 from alipes.gateway.routing.router import Router
 from alipes.instance.contract import (
     BlocksRemoved,
@@ -44,6 +45,8 @@ SERVES = {"x": ("a",), "y": ("a", "b"), "z": ("b", "c")}
 COST = Estimate(0.01, 0.002, 1e-7, 0.03, 0.01, 1e-6, 0.4, 0.01, 1e-4, 3)
 TAU = 6 * SECOND
 CHECK = SECOND
+BOUND = int(Targets().round_bound * SECOND)
+MAX_WAITING = 6
 LIMITS = RouterSettings(queue_depth=4, queue_timeout=20.0, lease_seconds=TAU / SECOND)
 BLOCK = 64
 KV_TOKENS = 100 * BLOCK
@@ -61,6 +64,16 @@ loads = st.builds(
     running_context=st.integers(0, 4000),
     remaining_tokens=st.integers(0, 500),
 )
+
+
+CROWDS = (
+    Load(3, 3900, 3, 300, 300),
+    Load(0, 0, 2, 6000, 300),
+    Load(MAX_WAITING, 60, 0, 0, 0),
+    Load(MAX_WAITING - 1, 50, 1, 10, 10),
+    Load(0, 0, 1, 10, 10),
+)
+"""No room in the round, in memory, in the queue; room for one; room."""
 
 
 def keys_of(branch: bytes, tokens: int, rewritten: int = 0) -> tuple[bytes, ...]:
@@ -95,7 +108,8 @@ class ModelLease:
 
 @dataclass
 class ModelInstance:
-    """What the slow model knows of an instance; ``sent`` lists (call, still unseen, live)."""
+    """What the slow model knows of an instance: ``sent`` calls, those ``unseen`` by the state with
+    these ``loads``, and of which models some have ``ended`` that it shows."""
 
     told: bool = False
     up: bool = False
@@ -107,6 +121,8 @@ class ModelInstance:
     unseen: set[bytes] = field(default_factory=set)
     begun: bytes | None = None
     unwell: bool = False
+    loads: dict[str, Load] = field(default_factory=dict)
+    ended: list[str] = field(default_factory=list)
     blocks: dict[bytes, set[Tier]] = field(default_factory=dict)
 
     def has(self, call: CallShape) -> tuple[int, int]:
@@ -128,6 +144,15 @@ class ModelInstance:
             and now - self.updated <= 5 * SECOND
             and now - self.heard <= 3 * SECOND
         )
+
+    @property
+    def full(self) -> bool:
+        """It would refuse a call."""
+        shown = {
+            model: without(load, self.ended.count(model)) for model, load in self.loads.items()
+        }
+        waiting = sum(load.waiting for load in shown.values()) + len(self.unseen)
+        return waiting >= MAX_WAITING and waiting > 0
 
     def alive(self, now: int) -> bool:
         """Whether a place that is held there needs no check."""
@@ -153,6 +178,7 @@ class RouterMachine(RuleBasedStateMachine):
         self.queued: dict[bytes, tuple[CallShape, int]] = {}
         self.checks: dict[bytes, tuple[CallShape, ModelLease, int]] = {}
         self.placed: dict[bytes, tuple[CallShape, str]] = {}
+        self.went: dict[str, int] = {}
         self.leases: dict[bytes, ModelLease] = {}
         self.contexts: dict[bytes, tuple[bytes, ...]] = {}
         self.installed = self.consumed = self.expired = self.discarded = 0
@@ -165,7 +191,9 @@ class RouterMachine(RuleBasedStateMachine):
     def connect(self, name: str) -> None:
         reports = tuple(ModelReport(m, "kv", 8192, 1, 1, 1, 100) for m in SERVES[name])
         pool = Pool.HOT if name == HOT else Pool.COLD
-        hello = Hello(1, name, "i", pool, "fake", "cpu", 64, 4, 6, 512, Targets(), reports, 1)
+        hello = Hello(
+            1, name, "i", pool, "fake", "cpu", 64, 4, MAX_WAITING, 512, Targets(), reports, 1
+        )
         self._lose_leases(name)
         lost = self.router.connected(hello, self.now)
         self._lost(name, lost)
@@ -226,6 +254,7 @@ class RouterMachine(RuleBasedStateMachine):
         if version < known.version:
             return
         known.version, known.updated = version, self.now
+        known.loads, known.ended = {model: load}, []
         for call_id in (last, known.begun):
             if call_id:
                 known.shown(call_id)
@@ -269,11 +298,21 @@ class RouterMachine(RuleBasedStateMachine):
         self._retry()
 
     @precondition(lambda self: self.leases)
-    @rule(data=st.data(), tier=tiers, extra=st.integers(1, 400))
-    def a_session_returns(self, data: st.DataObject, tier: Tier, extra: int) -> None:
+    @rule(
+        data=st.data(),
+        tier=tiers,
+        extra=st.integers(1, 400),
+        crowd=st.none() | st.sampled_from(CROWDS),
+    )
+    def a_session_returns(
+        self, data: st.DataObject, tier: Tier, extra: int, crowd: Load | None
+    ) -> None:
         """What random blocks seldom give: the KV of a lease is all there."""
         branch = data.draw(st.sampled_from(sorted(self.leases)))
         lease = self.leases[branch]
+        if crowd is not None:
+            self._update(lease.instance, False, chr(branch[0]), b"", crowd)
+            self._retry()
         tokens = len(lease.prefix) * BLOCK
         known = self.instances[lease.instance]
         self.router.stored(lease.instance, BlocksStored("a", tier, b"", lease.prefix))
@@ -281,6 +320,25 @@ class RouterMachine(RuleBasedStateMachine):
             known.blocks.setdefault(key, set()).add(tier)
         if tokens + extra + 10 <= KV_TOKENS:
             self.place(chr(branch[0]), "t", tokens + extra, 10, 0, 0, False, False)
+
+    @rule(
+        model=models,
+        crowds=st.lists(st.sampled_from(CROWDS), min_size=2, max_size=2),
+        rounds=st.integers(1, 3),
+    )
+    def a_model_waits(self, model: str, crowds: list[Load], rounds: int) -> None:
+        """What random states seldom give: no instance of a model has room, for long."""
+        for name, crowd in zip(KNOWN[model], crowds, strict=False):
+            self.connect(name)
+            self._update(name, False, model, b"", crowd)
+        for prompt in (600, 700):
+            self.place(model, "t", prompt, 200, 0, 0, False, False)
+        for _ in range(rounds):
+            for _ in range(2):
+                for name, crowd in zip(KNOWN[model], crowds, strict=False):
+                    self._update(name, False, model, b"", crowd)
+                self.wait(41)
+            self.late_models_are_told()
 
     # --- calls ---
 
@@ -381,6 +439,7 @@ class RouterMachine(RuleBasedStateMachine):
             known.up
             and not known.draining
             and not known.unwell
+            and not known.full
             and call.prompt_tokens + call.max_tokens <= KV_TOKENS + 1
             and bool(shared)
             and all(known.blocks.get(key) for key in shared)
@@ -398,8 +457,8 @@ class RouterMachine(RuleBasedStateMachine):
             assert known.up
             assert not known.draining
         elif placement.reason is Reason.OVERDUE:
-            # What the round alone keeps out goes when it has waited as long as one may last.
-            assert self._chosen(placement).why is Why.ROUND
+            late = [c for c in placement.candidates if c.why in (Why.ROUND, Why.MEMORY)]
+            assert self._chosen(placement).total == min(candidate.total for candidate in late)
             assert not any(candidate.admitted for candidate in placement.candidates)
         else:
             self._cheapest(call, placement)
@@ -443,9 +502,11 @@ class RouterMachine(RuleBasedStateMachine):
         self.router.released(call_id, self.now)
         self.queued.pop(call_id, None)
         self.discarded += self.checks.pop(call_id, None) is not None
-        _, name = self.placed.pop(call_id, (None, ""))
-        if name:
-            self.instances[name].unseen.discard(call_id)
+        call, name = self.placed.pop(call_id, (None, ""))
+        if call is not None:
+            known = self.instances[name]
+            known.ended += [call.model] if call_id not in known.unseen else []
+            known.unseen.discard(call_id)
 
     def _complete(self, call_id: bytes, tokens: int) -> None:
         call, name = self.placed.get(call_id, (None, ""))
@@ -493,7 +554,7 @@ class RouterMachine(RuleBasedStateMachine):
         """What random times seldom give: the place is held where nothing was heard for long."""
         self.wait(18)
         if self.leases:
-            self.a_session_returns(data, Tier.HOST, 10)
+            self.a_session_returns(data, Tier.HOST, 10, None)
         self.wait(tenths)
         for _, lease, _ in [*self.checks.values()] if answer else ():
             self.beat(lease.instance)
@@ -517,10 +578,14 @@ class RouterMachine(RuleBasedStateMachine):
         checked = {call_id: self.checks.pop(call_id)[0] for call_id in (*good, *bad)}
         self.queued |= {call_id: (call, self.now) for call_id, call in checked.items()}
         for answer in self.router.retry(self.now):
+            due = self._dues()[self.queued[answer.call_id][0].model]
             call, arrived = self.queued.pop(answer.call_id)
             if isinstance(answer, Placement):
                 assert (answer.reason is Reason.LEASE) is (call.call_id in good)
+                assert answer.reason is not Reason.OVERDUE or due <= self.now
                 self._took(call, answer)
+                if call.call_id not in checked:
+                    self.went[call.model] = self.now
             elif answer.kind is RejectKind.OVERLOADED:
                 assert call.call_id in bad
             elif answer.kind is RejectKind.TIMEOUT:
@@ -533,6 +598,13 @@ class RouterMachine(RuleBasedStateMachine):
         deadline = LIMITS.queue_timeout * SECOND
         assert all(self.now < arrived + deadline for _, arrived in self.queued.values())
         assert not good & self.queued.keys()
+
+    def _dues(self) -> dict[str, int]:
+        """When the models are late of which calls are queued."""
+        came: dict[str, int] = {}
+        for call, arrived in self.queued.values():
+            came[call.model] = min(arrived, came.get(call.model, arrived))
+        return {m: max(then, self.went.get(m, then)) + BOUND for m, then in came.items()}
 
     @rule()
     def everything_becomes_idle(self) -> None:
@@ -572,7 +644,21 @@ class RouterMachine(RuleBasedStateMachine):
             ends = [arrived + timeout for _, arrived in self.queued.values()]
             ends += [lease.expires for lease in self.leases.values() if self.queued]
             ends += [begun + CHECK for _, _, begun in self.checks.values()]
+            ends += [due for due in self._dues().values() if due > self.now]
             assert wakeup == max(self.now, min(ends))
+
+    @invariant()
+    def late_models_are_told(self) -> None:
+        """No call waits for longer than a round while one of its model can go."""
+        dues = {model: due for model, due in self._dues().items() if due <= self.now}
+        late = self.router.status(self.now).late
+        assert {each.model for each in late} == dues.keys()
+        for each in late:
+            waited = (self.now - dues[each.model] + BOUND) / SECOND
+            waiting = sum(call.model == each.model for call, _ in self.queued.values())
+            assert (each.waited, each.waiting) == (waited, waiting)
+            assert tuple(each.why) == KNOWN[each.model]
+            assert not {Why.OK, Why.ROUND, Why.MEMORY} & set(each.why.values())
 
     @invariant()
     def leases_are_those_of_the_model(self) -> None:

@@ -9,8 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from alipes.gateway.config import ApiKey
+from alipes.gateway.routing.decision import LateModel, Why
 from alipes.instance.contract import Drain, Submit
 
 CHAT = "/v1/chat/completions"
@@ -192,6 +194,22 @@ def test_instances_show_state_and_the_terms_of_decisions(staged: Staged) -> None
         terms = {c["instance"]: c for c in decision["candidates"]}
         assert {"queue", "prefill", "decode", "activation", "total", "why"} <= set(terms["hot-0"])
         assert not terms["hot-1"]["admitted"]
+        assert shown["late"] == []
+
+    staged(body)
+
+
+def test_what_models_wait_for_too_long_is_shown(
+    staged: Staged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(stage: Any) -> None:
+        router = stage.dispatcher.router
+        late = LateModel("hot-model", 2, 9.5, {"hot-0": Why.FULL, "hot-1": Why.DOWN})
+        status = structs.replace(router.status(stage.dispatcher.now()), late=(late,))
+        monkeypatch.setattr(router, "status", lambda now: status)
+        shown = (await stage.browser.get("/admin/instances")).json()["late"]
+        why = {"hot-0": "full", "hot-1": "down"}
+        assert shown == [{"model": "hot-model", "waiting": 2, "waited": 9.5, "why": why}]
 
     staged(body)
 

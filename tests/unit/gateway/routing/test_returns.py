@@ -266,9 +266,14 @@ def full(stage: Callable[..., Stage], keys: Keys) -> Stage:
 
 def test_a_returning_session_passes_calls_that_wait(left: Stage, keys: Keys) -> None:
     left.router.disconnected("y", 0)
-    left.show("x", "b", {"b": Load(64, 30_000, 1, 10, 10)})
+    left.show("x", "b", {"b": Load(63, 30_000, 1, 10, 10)})
     assert isinstance(left.router.place(left.call(prompt=4000), 0), Wait)
     assert left.place(back(left, keys)).reason is Reason.LEASE
+
+
+def test_an_instance_that_would_refuse_the_call_ends_the_lease(left: Stage, keys: Keys) -> None:
+    left.show("x", "b", {"b": Load(64, 3000, 1, 10, 10)})
+    assert discarded(left, back(left, keys))
 
 
 def test_returns_are_counted_by_where_they_go(left: Stage, keys: Keys) -> None:

@@ -284,7 +284,9 @@ def test_retry_after_is_the_shortest_backlog(router: Router) -> None:
 def test_a_queued_call_times_out_at_its_wakeup(router: Router) -> None:
     router.disconnected("cold", 0)
     waiting(router.place(call(1, "b"), SECOND))
-    wakeup = router.next_wakeup(SECOND)
+    assert router.next_wakeup(SECOND) == 9 * SECOND, "its model is late then"
+    assert router.retry(9 * SECOND) == []
+    wakeup = router.next_wakeup(9 * SECOND)
     assert wakeup == 11 * SECOND
     assert router.retry(wakeup - 1) == []
     [refusal] = router.retry(wakeup)
@@ -407,39 +409,6 @@ def test_a_call_that_had_begun_does_not_wait_behind_those_that_have_not(router: 
     assert waiting(router.place(call(1, prompt=4000), 0)).reason is Reason.BUSY
     assert waiting(router.place(call(2, prompt=10), 0)).reason is Reason.BEHIND
     placed(router.place(structs.replace(call(3, prompt=10), begun=True), 0))
-
-
-def test_a_call_that_waited_a_round_is_not_passed_by_other_models(router: Router) -> None:
-    """Where blocks are short: no waiting makes room there."""
-    router.disconnected("hot", 0)
-    loads = {"a": Load(0, 0, 2, 30_000, 200)}
-    router.updated("cold", snapshot(2, loads=loads), 0)
-    wide = call(1, "a", prompt=4000)
-    assert waiting(router.place(wide, 0)).reason is Reason.BUSY
-    now = 9 * SECOND
-    router.updated("cold", snapshot(3, loads=loads), now)
-    assert router.retry(now) == []
-    answer = waiting(router.place(call(2, "b", prompt=10), now))
-    assert {c.instance: c.why for c in answer.candidates}["cold"] is Why.RESERVED
-    router.updated("cold", snapshot(4), now)
-    assert {placed(a).call_id for a in router.retry(now)} == {wide.call_id, call(2).call_id}
-
-
-def test_one_call_of_a_model_is_let_in_for_every_bound_that_it_waits() -> None:
-    """What is there keeps the round at its bound; no model may be kept out by that for ever."""
-    router = Router({"a": frozenset({"cold"}), "b": frozenset({"cold"})})
-    router.connected(hello("cold", "a", "b"), 0)
-    loads = {"a": Load(3, 3000, 2, 200, 200)}
-    router.updated("cold", snapshot(2, loads=loads), 0)
-    for number in (1, 2):
-        assert waiting(router.place(call(number, "b", prompt=4000), 0))
-    for number, seconds in ((1, 9), (2, 18)):
-        now = seconds * SECOND
-        router.updated("cold", snapshot(seconds, loads=loads), now)
-        [answer] = router.retry(now)
-        assert (placed(answer).call_id, answer.reason) == (call(number).call_id, Reason.OVERDUE)
-        router.updated("cold", snapshot(seconds + 1, loads=loads), now + 7 * SECOND)
-        assert router.retry(now + 7 * SECOND) == []
 
 
 def test_lengths_of_finished_calls_are_what_the_router_expects(router: Router) -> None:

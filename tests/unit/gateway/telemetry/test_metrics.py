@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 from alipes.gateway.calls.events import Moved
-from alipes.gateway.routing.decision import Placement, Reason
+from alipes.gateway.routing.decision import LateModel, Placement, Reason, RouterStatus, Why
 from alipes.gateway.telemetry.metrics import Metrics
 from alipes.gateway.telemetry.observer import LinkLost, StateTold
 from alipes.instance.contract import Counters, Estimate, Occupancy, Snapshot, Staging
@@ -29,6 +29,18 @@ def test_calls_that_move_are_counted_and_so_are_streams_among_them() -> None:
     text = metrics.render().decode()
     assert 'alipes_replacements_total{instance="one"} 3.0' in text
     assert 'alipes_resumed_streams_total{instance="one"} 1.0' in text
+
+
+def test_late_models_are_told_as_long_as_they_are_late() -> None:
+    metrics = Metrics(["m"], ["one"])
+    late = LateModel("m", 3, 9.5, {"one": Why.FULL, "rogue": Why.DOWN})
+    status = RouterStatus(False, {"m": True}, {"m": 3}, (), late=(late,))
+    metrics.routing(status, 1, 1)
+    lines = metrics.render().decode().splitlines()
+    assert 'alipes_late_seconds{instance="one",model="m",why="full"} 9.5' in lines
+    assert 'alipes_late_seconds{instance="other",model="m",why="down"} 9.5' in lines
+    metrics.routing(RouterStatus(True, {"m": True}, {}, ()), 1, 1)
+    assert "alipes_late_seconds{" not in metrics.render().decode()
 
 
 def test_what_switches_took_and_would_take_is_told_by_model_and_path() -> None:
