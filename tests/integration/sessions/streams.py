@@ -36,7 +36,7 @@ class Stream:
 
 @dataclass
 class Clients:
-    """``heard`` counts what came of all streams together."""
+    """``heard`` counts the characters that came of all streams together."""
 
     oai: openai.AsyncOpenAI
     claude: anthropic.AsyncAnthropic
@@ -59,6 +59,7 @@ class Clients:
 class _Said:
     """What a stream has said so far, by choice or part."""
 
+    clients: Clients
     texts: dict[Any, str] = field(default_factory=dict)
     ends: list[Any] = field(default_factory=list)
     logprobs: list[str] = field(default_factory=list)
@@ -67,6 +68,7 @@ class _Said:
 
     def add(self, key: Any, text: str | None) -> None:
         self.texts[key] = self.texts.get(key, "") + (text or "")
+        self.clients.heard += len(text or "")
 
     def outcome(self) -> dict[str, Any]:
         return {
@@ -78,12 +80,11 @@ class _Said:
 
 
 async def take_chat(clients: Clients, fields: dict[str, Any]) -> dict[str, Any]:
-    said = _Said()
+    said = _Said(clients)
     stream = await clients.oai.chat.completions.create(
         **fields, stream=True, stream_options={"include_usage": True}
     )
     async for chunk in stream:
-        clients.heard += 1
         if chunk.usage is not None:
             said.usage = (chunk.usage.prompt_tokens, chunk.usage.completion_tokens)
         for choice in chunk.choices:
@@ -100,13 +101,14 @@ async def take_chat(clients: Clients, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 async def take_messages(clients: Clients, fields: dict[str, Any]) -> dict[str, Any]:
-    said = _Said()
+    said = _Said(clients)
     async with clients.claude.messages.stream(**fields) as stream:
-        async for _ in stream:
-            clients.heard += 1
+        async for event in stream:
+            if event.type == "text":
+                clients.heard += len(event.text)
         final = await stream.get_final_message()
     for number, block in enumerate(final.content):
-        said.add(number, block.text if block.type == "text" else str(block.input))  # type: ignore[union-attr]
+        said.texts[number] = block.text if block.type == "text" else str(block.input)  # type: ignore[union-attr]
     said.ends.append(final.stop_reason)
     sent = final.usage.input_tokens + (final.usage.cache_read_input_tokens or 0)
     said.usage = (sent, final.usage.output_tokens)
@@ -114,10 +116,9 @@ async def take_messages(clients: Clients, fields: dict[str, Any]) -> dict[str, A
 
 
 async def take_responses(clients: Clients, fields: dict[str, Any]) -> dict[str, Any]:
-    said = _Said()
+    said = _Said(clients)
     stream = await clients.oai.responses.create(**fields, stream=True)
     async for event in stream:
-        clients.heard += 1
         if event.type in ("response.completed", "response.incomplete"):
             response = event.response
             assert response.usage is not None

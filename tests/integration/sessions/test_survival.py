@@ -26,10 +26,10 @@ def kill_one(serving: Any, chance: random.Random) -> bool:
     return bool(busy)
 
 
-async def disturbed(serving: Any, asked: list[Stream], chance: random.Random, events: int) -> Any:
-    """All streams, and one kill at a moment before they have had so many events together."""
+async def disturbed(serving: Any, asked: list[Stream], chance: random.Random, length: int) -> Any:
+    """All streams, and one kill at a moment before they have had so many characters together."""
     clients = Clients.of(serving.stack.url)
-    moment = chance.randrange(events)
+    moment = chance.randrange(length)
     try:
         taking = asyncio.ensure_future(take_all(clients, asked))
         while clients.heard < moment and not taking.done():
@@ -41,7 +41,7 @@ async def disturbed(serving: Any, asked: list[Stream], chance: random.Random, ev
 
 
 async def undisturbed(serving: Any, asked: list[Stream]) -> tuple[int, list[dict[str, Any]]]:
-    """How many events there were, and the outcomes."""
+    """How many characters there were, and the outcomes."""
     clients = Clients.of(serving.stack.url)
     try:
         outcomes = await take_all(clients, asked)
@@ -59,11 +59,11 @@ def survive(serving: Any, moments: int) -> tuple[int, float]:
     """How many kills hit calls, and how many streams went on elsewhere."""
     chance = random.Random(12)
     asked = streams(["alpha", "beta"], serving.stack.url)
-    events, expected = asyncio.run(undisturbed(serving, asked))
+    length, expected = asyncio.run(undisturbed(serving, asked))
     hits = 0
     for moment in range(moments):
         serving.until(lambda: any_up(serving), 40)
-        killed, outcomes = asyncio.run(disturbed(serving, asked, chance, events))
+        killed, outcomes = asyncio.run(disturbed(serving, asked, chance, length))
         hits += killed
         for stream, outcome, right in zip(asked, outcomes, expected, strict=True):
             assert outcome == right, (moment, stream.fields)

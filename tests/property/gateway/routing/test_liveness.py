@@ -51,7 +51,7 @@ class Queue:
     late: int = 0
 
     def watch(self) -> None:
-        router = self.cluster.router
+        router = self.cluster.book.router
         place, retry, released = router.place, router.retry, router.released
 
         def placing(call: CallShape, now: int) -> Any:
@@ -88,7 +88,7 @@ class Queue:
 
     def check(self, now: int) -> None:
         """The router tells of just those that wait for too long, and what keeps them."""
-        late = {each.model: each for each in self.cluster.router.status(now).late}
+        late = {each.model: each for each in self.cluster.book.router.status(now).late}
         since = self._since()
         assert late.keys() == {m for m, then in since.items() if now - then >= self.bound}
         for each in late.values():
@@ -149,7 +149,7 @@ def uncut(hardware: Hardware) -> int:
 
 @contextmanager
 def watched(cluster: Cluster, most: int) -> Iterator[list[Slots]]:
-    slots = [Slots(instance, most) for instance in cluster.instances]
+    slots = [Slots(node.process, most) for node in cluster.nodes]
     of = {id(each.instance.scheduler._rotation): each for each in slots}
     opening = Rotation.open
 

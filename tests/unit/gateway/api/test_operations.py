@@ -203,7 +203,7 @@ def test_what_models_wait_for_too_long_is_shown(
     staged: Staged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def body(stage: Any) -> None:
-        router = stage.dispatcher.router
+        router = stage.dispatcher.book.router
         late = LateModel("hot-model", 2, 9.5, {"hot-0": Why.FULL, "hot-1": Why.DOWN})
         status = structs.replace(router.status(stage.dispatcher.now()), late=(late,))
         monkeypatch.setattr(router, "status", lambda now: status)
