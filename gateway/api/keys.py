@@ -17,8 +17,12 @@ class Keyring:
     """Without configured keys everybody is the tenant ``""`` and unlimited."""
 
     def __init__(self, keys: Sequence[ApiKey]) -> None:
-        self._keys = tuple((key.key.encode(), key) for key in keys)
         self._open: Counter[str] = Counter()
+        self.configure(keys)
+
+    def configure(self, keys: Sequence[ApiKey]) -> None:
+        """These and no others from now on. Calls that are open stay so, and count."""
+        self._keys = tuple((key.key.encode(), key) for key in keys)
 
     def identify(self, headers: Headers) -> ApiKey | None:
         """The key that the request carries; None when no keys are configured. Every known key

@@ -24,7 +24,7 @@ from alipes.gateway.api.openai.responses.endpoint import (
     get_response,
 )
 from alipes.gateway.api.openai.responses.store import ResponseStore
-from alipes.gateway.api.service import Access, Endpoint, Handler, Service
+from alipes.gateway.api.service import Access, Endpoint, Handler, Service, responses_bounds
 from alipes.gateway.api.sessions import get_session
 from alipes.gateway.config import Cluster
 from alipes.gateway.dispatch import Dispatcher
@@ -41,8 +41,7 @@ def build_app(
     metrics: Metrics,
 ) -> Starlette:
     """The application; its ``state.service`` can be told to stop."""
-    limits = cluster.gateway.limits
-    kept = ResponseStore(limits.responses, limits.responses_bytes, int(limits.session_idle * 1e9))
+    kept = ResponseStore(*responses_bounds(cluster.gateway.limits))
     keys = Keyring(cluster.gateway.api_keys)
     service = Service(cluster, texts, dispatcher, metrics, keys, kept)
     app = Starlette(

@@ -21,7 +21,7 @@ from alipes.gateway.api.errors import (
 from alipes.gateway.api.exchange import ClientGoneError, Exchange
 from alipes.gateway.api.keys import Keyring
 from alipes.gateway.api.openai.responses.store import ResponseStore
-from alipes.gateway.config import Cluster
+from alipes.gateway.config import Cluster, Limits
 from alipes.gateway.dispatch import Dispatcher
 from alipes.gateway.telemetry.metrics import Metrics
 from alipes.gateway.telemetry.record import write_line
@@ -30,6 +30,11 @@ from alipes.gateway.text.model import ModelText
 
 log = logging.getLogger("alipes.gateway")
 CLIENT_CLOSED = 499
+
+
+def responses_bounds(limits: Limits) -> tuple[int, int, int]:
+    """Of the store of responses: how many, how many bytes, and for how many nanoseconds."""
+    return limits.responses, limits.responses_bytes, int(limits.session_idle * 1e9)
 
 
 @dataclass(slots=True)
@@ -46,6 +51,12 @@ class Service:
     stopping: bool = False
     open_calls: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
+
+    def configure(self, cluster: Cluster, now: int) -> None:
+        """Keys and limits of ``cluster``, for calls that come from ``now`` (ns) on."""
+        self.cluster = cluster
+        self.keys.configure(cluster.gateway.api_keys)
+        self.responses.configure(*responses_bounds(cluster.gateway.limits), now)
 
     @property
     def body_limit(self) -> int:

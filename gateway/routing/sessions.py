@@ -78,9 +78,8 @@ class SessionTable:
         kept_bytes: int = KEPT_BYTES,
         block_tokens: int = BLOCK_TOKENS,
     ) -> None:
-        self._limit = limit
+        self._limit, self._idle = limit, int(idle * SECOND)
         self._block_tokens = block_tokens
-        self._idle = int(idle * SECOND)
         self._entropy = entropy
         self._kept_bytes = kept_bytes
         self._sessions: dict[tuple[str, str], Session] = {}
@@ -114,6 +113,11 @@ class SessionTable:
     @property
     def block_tokens(self) -> int:
         return self._block_tokens
+
+    def configure(self, limit: int, idle: float, now: int) -> None:
+        """Other bounds from ``now`` on; ``gone`` tells what is too much for them."""
+        self._limit, self._idle = limit, int(idle * SECOND)
+        self._evict(now)
 
     def restore(self, saved: SavedSessions, epoch: int, now: int) -> None:
         """Take over what another table held: for one that has had no call. Its calls in flight have
@@ -214,14 +218,17 @@ class SessionTable:
 
     def gone(self, now: int) -> tuple[bytes, ...]:
         """Expire and evict; ids of the branches that were forgotten since this was last asked."""
+        self._evict(now)
+        gone, self._gone = tuple(self._gone), []
+        return gone
+
+    def _evict(self, now: int) -> None:
         self._expire(now)
         while self._branches > self._limit:
             oldest = [next(iter(resting)) for resting in self._resting.values() if resting]
             if not oldest:
                 break
             self._drop(max(oldest, key=self._crowd))
-        gone, self._gone = tuple(self._gone), []
-        return gone
 
     # --- finding ---------------------------------------------------------------------------------
 

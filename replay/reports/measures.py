@@ -57,6 +57,8 @@ NAMES: Final[Mapping[str, tuple[str, Kind]]] = {
     "same_instance": ("returns to the same instance", "share"),
     "model_resident": ("placements where the model was resident", "share"),
     "unused_leases": ("leases not used", "share"),
+    "moved": ("calls that left an instance unfinished", "count"),
+    "resumed_streams": ("those of them that had drawn tokens", "count"),
 }
 
 
@@ -179,6 +181,8 @@ def _placement(group: Group) -> dict[str, float | None]:
         "same_instance": _same_instance(group.runs) if same is None else same,
         "model_resident": None if opens is None else _share(placed - opens, placed),
         "unused_leases": _share(lost, total.get("leases_installed", 0)),
+        "moved": total.get("moved"),
+        "resumed_streams": total.get("resumed_streams"),
     }
 
 

@@ -91,12 +91,16 @@ class ResponseStore:
     ``notes`` are of what changed."""
 
     def __init__(self, count: int, limit: int, idle: int) -> None:
-        self._count = count
-        self._limit = limit
-        self._idle = idle
+        self._count, self._limit, self._idle = count, limit, idle
         self._shares: dict[str, Share] = {}  # none is empty
         self._turns = 0
         self.notes = ResponseNotes()
+
+    def configure(self, count: int, limit: int, idle: int, now: int) -> None:
+        """Other bounds from ``now`` on; what is too much for them goes."""
+        self._count, self._limit, self._idle = count, limit, idle
+        self._expire(now)
+        self._make_room(None)
 
     def __len__(self) -> int:
         return sum(len(share.kept) for share in self._shares.values())

@@ -88,6 +88,7 @@ class SessionMachine(RuleBasedStateMachine):
     def begin_with_nothing(self) -> None:
         self.now = 0
         self.counter = 0
+        self.limit, self.idle = LIMIT, IDLE
         self.table = SessionTable(LIMIT, IDLE, Random(1).randbytes)
         self.sessions: dict[tuple[str, str], ModelSession] = {}
         self.calls: list[ModelCall] = []
@@ -104,7 +105,7 @@ class SessionMachine(RuleBasedStateMachine):
 
     def expire(self) -> None:
         for session in list(self.sessions.values()):
-            if not session.in_flight and self.now - session.used > IDLE * SECOND:
+            if not session.in_flight and self.now - session.used > self.idle * SECOND:
                 self.drop(session)
 
     # --- calls ---
@@ -238,6 +239,12 @@ class SessionMachine(RuleBasedStateMachine):
 
     # --- bounds ---
 
+    @rule(limit=st.sampled_from([2, LIMIT]), idle=st.sampled_from([3, IDLE]))
+    def configure(self, limit: int, idle: int) -> None:
+        self.limit, self.idle = limit, idle
+        self.table.configure(limit, idle, self.now)
+        self.forget()
+
     @rule()
     def forget(self) -> None:
         self.expire()
@@ -251,14 +258,14 @@ class SessionMachine(RuleBasedStateMachine):
         total = len(alive)
         for branch_id in evicted:
             session = alive[branch_id]
-            assert total > LIMIT - len(session.branches)
+            assert total > self.limit - len(session.branches)
             if (session.tenant, session.id) in self.sessions:
                 rivals = [s for s in self.sessions.values() if not s.in_flight]
                 assert session.left == min(s.left for s in rivals if s.tenant == session.tenant)
                 self.drop(session)
                 total -= len(session.branches)
         self.gone.clear()
-        assert total <= LIMIT or all(s.in_flight for s in self.sessions.values())
+        assert total <= self.limit or all(s.in_flight for s in self.sessions.values())
 
     @invariant()
     def all_is_counted(self) -> None:
@@ -268,7 +275,7 @@ class SessionMachine(RuleBasedStateMachine):
         assert len(busy) == len(set(busy))
         for session in self.sessions.values():
             view = self.table.view(session.tenant, session.id, self.now)
-            if not session.in_flight and self.now - session.used > IDLE * SECOND:
+            if not session.in_flight and self.now - session.used > self.idle * SECOND:
                 assert view is None
                 continue
             assert view is not None
@@ -285,7 +292,7 @@ class SessionMachine(RuleBasedStateMachine):
             return
         for ended in self.calls:
             self.table.failed(ended.call, self.now)
-        self.table.gone(self.now + (IDLE + 1) * SECOND)
+        self.table.gone(self.now + (self.idle + 1) * SECOND)
         assert (len(self.table), self.table.branches) == (0, 0)
         assert (len(self.table._index), self.table.kept_cost) == (0, 0)
 

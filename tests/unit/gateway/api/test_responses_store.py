@@ -32,6 +32,7 @@ class Known(NamedTuple):
 class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
+        self.most, self.limit, self.idle = COUNT, LIMIT, IDLE
         self.store = ResponseStore(COUNT, LIMIT, IDLE)
         self.now = 0
         self.made = 0
@@ -39,7 +40,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.used: dict[tuple[str, str], int] = {}
 
     def expire(self) -> None:
-        for key in [key for key in self.known if self.now - self.used[key] >= IDLE]:
+        for key in [key for key in self.known if self.now - self.used[key] >= self.idle]:
             del self.known[key]
 
     def touch(self, key: tuple[str, str]) -> None:
@@ -61,10 +62,10 @@ class StoreMachine(RuleBasedStateMachine):
         most = max(map(amount, TENANTS))
         return next(key for key in self.known if amount(key[0]) == most)
 
-    def make_room(self, new: tuple[str, str]) -> None:
-        while len(self.known) > COUNT:
+    def make_room(self, new: tuple[str, str] | None) -> None:
+        while len(self.known) > self.most:
             del self.known[self.oldest_of_most(self.count)]
-        while sum(map(self.bytes, TENANTS)) > LIMIT:
+        while sum(map(self.bytes, TENANTS)) > self.limit:
             key = self.oldest_of_most(self.bytes)
             known = self.known.pop(key)
             if key == new and (known.turns or known.body):
@@ -78,6 +79,17 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(seconds=st.integers(0, IDLE // 2))
     def wait(self, seconds: int) -> None:
         self.now += seconds
+
+    @rule(
+        most=st.sampled_from([2, COUNT]),
+        limit=st.sampled_from([LIMIT // 3, LIMIT]),
+        idle=st.sampled_from([IDLE // 2, IDLE]),
+    )
+    def configure(self, most: int, limit: int, idle: int) -> None:
+        self.most, self.limit, self.idle = most, limit, idle
+        self.store.configure(most, limit, idle, self.now)
+        self.expire()
+        self.make_room(None)
 
     @rule(data=st.data())
     def find(self, data: Any) -> None:
@@ -127,7 +139,8 @@ class StoreMachine(RuleBasedStateMachine):
         return {
             key: known
             for key, known in self.known.items()
-            if self.count(key[0]) * tenants <= COUNT and self.bytes(key[0]) * tenants <= LIMIT
+            if self.count(key[0]) * tenants <= self.most
+            and self.bytes(key[0]) * tenants <= self.limit
         }
 
     @rule(data=st.data())
@@ -142,8 +155,8 @@ class StoreMachine(RuleBasedStateMachine):
     def sums_agree(self) -> None:
         self.expire()
         assert self.store.find("nobody", "r0", self.now) is None
-        assert len(self.store) == len(self.known) <= COUNT
-        assert self.store.size == sum(map(self.bytes, TENANTS)) <= LIMIT
+        assert len(self.store) == len(self.known) <= self.most
+        assert self.store.size == sum(map(self.bytes, TENANTS)) <= self.limit
 
     def teardown(self) -> None:
         self.expire()

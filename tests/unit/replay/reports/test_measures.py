@@ -67,6 +67,8 @@ def test_placement_comes_from_the_counters(run_maker: Callable[..., Run]) -> Non
         "leases_installed": 90.0,
         "leases_expired": 30.0,
         "leases_discarded": 15.0,
+        "moved": 3.0,
+        "resumed_streams": 1.0,
     }
     (group,) = group_runs([run_maker(sessions=1, counters=counted)])
     found = measure(group)
@@ -74,6 +76,7 @@ def test_placement_comes_from_the_counters(run_maker: Callable[..., Run]) -> Non
     assert found["model_resident"] == 87 / 120
     assert found["unused_leases"] == 0.5
     assert (found["opens"], found["avoidable_opens"]) == (33, 2)
+    assert (found["moved"], found["resumed_streams"]) == (3, 1)
     assert counters(group) == dict(sorted(counted.items()))
 
 
