@@ -106,6 +106,24 @@ def test_a_returning_session_comes_into_the_open_slot() -> None:
     driver.check_idle()
 
 
+@pytest.mark.parametrize("turns", [True, False])
+def test_sessions_that_come_in_together_take_turns(turns: bool) -> None:
+    driver = driver_of(["a", "b"], prefill_turns=turns)
+    warm(driver)
+    begin(driver, 1, "a", max_tokens=250)
+    for number in (2, 4):
+        begin(driver, number, "a")
+    begin(driver, 3, "b", max_tokens=60)
+    until_finished(driver, 4)
+    go_on(driver, 5, before=2, more=100)
+    go_on(driver, 6, before=4, more=2)
+    for number in (5, 6):
+        until_finished(driver, number)
+        assert started(driver, number).phase == "SP"
+    first = [driver.token_times[id_of(number)][0] for number in (5, 6)]
+    assert (first[1] < first[0]) == turns
+
+
 def test_new_sessions_and_lost_prefixes_wait_for_the_next_slot() -> None:
     driver = driver_of(["a", "b"])
     busy_pair(driver)

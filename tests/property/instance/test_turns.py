@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 
+from alipes.instance.contract import Targets
 from alipes.instance.scheduler.sequence import CallState, Sequence
 from alipes.instance.scheduler.work import Run
 
@@ -142,3 +143,25 @@ def test_a_long_prompt_is_computed_however_many_short_ones_keep_coming(
     passing = alone(LONG) * 1000 // gap + 1
     assert first_token(driver, 0) <= alone(LONG) + passing * each + ITERATION
     assert driver.engine.now / 1e6 < horizon
+
+
+def test_where_p_goes_on_lest_a_prompt_is_undone_that_prompt_goes_first() -> None:
+    """The host has no room for it and another model waits: P is to end as soon as it can."""
+    tight = Targets(ttft=0.5, tpot=0.2, gamma=0.8)
+    chosen = settings_of(["a", "b"], host_bytes=0, targets=tight)
+    driver = Driver(chosen, (report("a", 200), report("b", 200)))
+    for number, model in enumerate("ab"):
+        driver.submit(submission(number, model, [number] * 60, 8))
+    driver.drain()
+    long = submission(2, "a", [2] * 360, 2)
+    driver.submit(long)
+    driver.submit(submission(4, "b", [4] * 60, 8))
+    while not (driver.slot and driver.slot.model == "a" and driver.slot.prefill_runs > 4):
+        driver.turn()
+    driver.submit(submission(3, "a", [3] * 40, 2))
+    begun = len(driver.works)
+    while not driver.tokens[long.call_id]:
+        driver.turn()
+    assert {work.phase for work in driver.works[begun:] if isinstance(work, Run)} == {"P"}
+    assert all(long.call_id in work.call_ids for work in driver.works[begun:-1])
+    assert len(driver.works) - begun > 10
