@@ -110,13 +110,14 @@ class Ablations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ``staging`` brings weights of the next model to the device while another serves, and leaves
     there what there is room for, ``leases`` hold a place for a likely return,
     ``residency_routing`` weighs where model and KV are (without it, the instance with the fewest
-    calls is chosen)."""
+    calls is chosen), ``eviction_cost`` with it what KV a call pushes out."""
 
     session_prefill: bool = True
     host_kv: bool = True
     staging: bool = True
     leases: bool = True
     residency_routing: bool = True
+    eviction_cost: bool = True
 
 
 class RoutingEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

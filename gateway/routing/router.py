@@ -63,11 +63,11 @@ class Router:
         self._lateness = Lateness(self._waiting, self._serving)
         self._placed: dict[bytes, tuple[CallShape, InstanceState]] = {}
         self._leases = LeaseTable()
-        self._appraiser = Appraiser(self._settings, self._leases)
+        self._tally = Tally()
+        self._appraiser = Appraiser(self._settings, self._leases, self._tally)
         self._returns = Returns(self._settings, self._leases, self._appraiser)
         self._replicas = Replicas(self._settings, self._appraiser.profiles)
         self._baseline = baseline(self._settings.policy)
-        self._tally = Tally()
         self._stirred = False
 
     # --- what happens to instances ---------------------------------------------------------------
@@ -136,6 +136,7 @@ class Router:
         if refusal is not None:
             return refusal
         self._expire_leases(now)
+        self._tally.arrived(call.branch)
         held = self._leases.of(call.branch, now)
         self._stirred |= held is not None
         answer: Placement | Wait | Reject
