@@ -28,6 +28,10 @@ class Appraiser:
         self._lengths = OutputLengths()
         self._units = MovingMeans(TYPICAL)
 
+    def configure(self, settings: RouterSettings) -> None:
+        """What has been learned stays."""
+        self._settings = settings
+
     # --- what is learned ---
 
     def placed(self, call: CallShape, candidate: Candidate) -> None:

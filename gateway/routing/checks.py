@@ -31,6 +31,10 @@ class HealthChecks:
         self._lasting = lasting
         self._checks: dict[bytes, Check] = {}
 
+    def configure(self, lasting: int) -> None:
+        """Each lasts so long from now on, those under way too."""
+        self._lasting = lasting
+
     def __len__(self) -> int:
         return len(self._checks)
 

@@ -70,6 +70,18 @@ class Router:
         self._baseline = baseline(self._settings.policy)
         self._stirred = False
 
+    def configure(self, settings: RouterSettings, now: int) -> None:
+        """Go on under other settings. Times that began before last as long as these say; what has
+        been learned stays, but for the pins of a policy that is another now."""
+        if settings.policy != self._settings.policy:
+            self._baseline = baseline(settings.policy)
+        self._settings = settings
+        self._waiting.configure(settings.queue_depth, int(settings.queue_timeout * SECOND))
+        for part in (self._appraiser, self._returns, self._replicas):
+            part.configure(settings)
+        self._expire_leases(now)
+        self._stirred = True
+
     # --- what happens to instances ---------------------------------------------------------------
 
     def connected(self, hello: Hello, now: int) -> tuple[bytes, ...]:
