@@ -68,7 +68,7 @@ class Returns:
         over = []
         for check in self.checks:
             call, instance = check.call, instances[check.lease.instance]
-            alive = instance.heard_since(check.begun)
+            alive = instance.heard_since(check.asked)
             if not alive and self.checks.over(check, now):
                 instance.unwell()
             if instance.healthy and not alive:

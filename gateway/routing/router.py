@@ -251,7 +251,8 @@ class Router:
         ends = [self._returns.checks.next_end(), self._waiting.next_deadline()]
         if len(self._waiting):
             ends += [self._lateness.next_due(), self._leases.next_expiry()]
-        return max(now, min(known)) if (known := [e for e in ends if e is not None]) else None
+        soonest = min((end for end in ends if end is not None), default=None)
+        return None if soonest is None else max(now, soonest)
 
     def lease_of(self, branch: bytes, now: int) -> Lease | None:
         """The place that is held for the branch now."""
