@@ -92,7 +92,7 @@ def evaluate(
     decode = _decode(scene, recovery + prefill)
     activates = _activates(scene)
     activation = scene.cost.switch + _displaced(scene, returning) if activates else 0.0
-    evicts = eviction(scene.hello, scene.snapshot, charge, scene.before) if come_back else NONE
+    evicts = eviction(instance, charge, scene.before) if come_back else NONE
     evicted = evicts.seconds(scene.cost, scene.hello.prefill_chunk, come_back)
     return Candidate(
         instance=instance.name,

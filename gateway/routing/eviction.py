@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from alipes.gateway.routing.instances import InstanceState
 from alipes.gateway.routing.overlay import Charge
 from alipes.gateway.routing.predict import prefill_seconds, restore_seconds
-from alipes.instance.contract import Estimate, Hello, Load, ModelReport, Occupancy, Pool, Snapshot
+from alipes.instance.contract import Estimate, Load, ModelReport, Occupancy, Pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,13 @@ class Eviction:
 NONE = Eviction(0, 0, 0)
 
 
-def eviction(
-    hello: Hello, snapshot: Snapshot, charge: Charge, before: Mapping[str, Load]
-) -> Eviction:
-    """What the call pushes out of an instance in this state with the loads ``before`` it."""
+def eviction(instance: InstanceState, charge: Charge, before: Mapping[str, Load]) -> Eviction:
+    """What the call pushes out of an instance with a state and the loads ``before`` it."""
+    hello, snapshot = instance.hello, instance.snapshot
+    assert hello is not None
+    assert snapshot is not None
     tokens = charge.prompt_tokens + charge.output_tokens
-    reports = {report.name: report for report in hello.models}
-    host = _host(snapshot.occupancy, charge, before, reports, hello.block_tokens)
+    host = _host(snapshot.occupancy, charge, before, instance.reports, hello.block_tokens)
     # What is on the device is taken to be on the host too: it goes there when a call ends.
     forgotten = host.evicted(tokens - charge.present_tokens)
     if hello.pool is Pool.COLD:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from alipes.gateway.routing.decision import RouterSettings
 from alipes.gateway.routing.eviction import Eviction, eviction
+from alipes.gateway.routing.instances import InstanceState
 from alipes.gateway.routing.overlay import Charge
 from alipes.instance.contract import (
     Counters,
@@ -47,7 +48,10 @@ def evicts(
     used, total, held = (blocks * size for blocks in host)
     occupancy = Occupancy(200, free, cached, 200 - free - cached, used, total, held)
     state = Snapshot(1, active, "P", 0.0, 0.0, False, {}, {}, occupancy, Counters())
-    return eviction(hello, state, charge, loads or {})
+    instance = InstanceState("i")
+    instance.connected(hello, 0)
+    instance.updated(state, 0)
+    return eviction(instance, charge, loads or {})
 
 
 def test_nothing_goes_while_there_is_room_in_both_tiers() -> None:
