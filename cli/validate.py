@@ -184,6 +184,7 @@ def _setup(cluster: Cluster, instance: str) -> Setup:
         lease_seconds=routing.lease_seconds if ablations.leases else 0.0,
         replica_penalty=routing.replica_penalty,
         control_window=routing.control_window,
+        eviction_cost=ablations.eviction_cost,
         switch_share=cluster.instances[instance].switch_share,
     )
 

@@ -265,4 +265,5 @@ def _router_settings(cluster: Cluster, policy: Policy | None) -> RouterSettings:
         policy=policy or ("residency" if on.residency_routing else "least-pressure"),
         control_window=routing.control_window,
         replica_penalty=routing.replica_penalty,
+        eviction_cost=on.eviction_cost,
     )

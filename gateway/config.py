@@ -112,7 +112,7 @@ class Ablations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     there what there is room for, ``prefill_turns`` lets short prompts in between the chunks of a
     long one (without it, prompts are computed as they come), ``leases`` hold a place for a likely
     return, ``residency_routing`` weighs where model and KV are (without it, the instance with the
-    fewest calls is chosen)."""
+    fewest calls is chosen), ``eviction_cost`` with it what KV a call pushes out."""
 
     session_prefill: bool = True
     host_kv: bool = True
@@ -120,6 +120,7 @@ class Ablations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     prefill_turns: bool = True
     leases: bool = True
     residency_routing: bool = True
+    eviction_cost: bool = True
 
 
 class RoutingEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

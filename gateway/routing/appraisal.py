@@ -11,19 +11,26 @@ from alipes.gateway.routing.leases import LeaseTable
 from alipes.gateway.routing.overlay import Charge
 from alipes.gateway.routing.predict import TYPICAL, MovingMeans, OutputLengths
 from alipes.gateway.routing.profiles import CostProfiles
+from alipes.gateway.routing.tally import Tally
 
 
 class Appraiser:
     """All that predictions are made from besides the instances' own states: cost profiles, block
-    directory, what leases hold, and what calls of each model are typically like."""
+    directory, what leases hold, how many calls are continued, and what calls of each model are
+    typically like."""
 
-    def __init__(self, settings: RouterSettings, leases: LeaseTable) -> None:
+    def __init__(self, settings: RouterSettings, leases: LeaseTable, tally: Tally) -> None:
         self.profiles = CostProfiles()
         self.directory = BlockDirectory()
         self._settings = settings
         self._leases = leases
+        self._tally = tally
         self._lengths = OutputLengths()
         self._units = MovingMeans(TYPICAL)
+
+    def configure(self, settings: RouterSettings) -> None:
+        """What has been learned stays."""
+        self._settings = settings
 
     # --- what is learned ---
 
@@ -66,7 +73,8 @@ class Appraiser:
         there = self.locality(call, instance)
         charge = self.charge(call, there.device_tokens, there.host_tokens)
         costs, returning = self.profiles.of(instance.name), self._leases.models(instance.name)
-        return evaluate(instance, charge, costs, held, returning)
+        come_back = self._tally.come_back if self._settings.eviction_cost else 0.0
+        return evaluate(instance, charge, costs, held, returning, come_back)
 
     def locality(self, call: CallShape, instance: InstanceState) -> Locality:
         """What the instance has of the prompt."""

@@ -16,12 +16,12 @@ from alipes.gateway.routing.leases import Lease
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """``call`` waits since ``begun`` (ns) for the instance of its ``lease``, which is out of the
+    """``call`` waits since ``asked`` (ns) for the instance of its ``lease``, which is out of the
     table."""
 
     call: CallShape
     lease: Lease
-    begun: int
+    asked: int
 
 
 class HealthChecks:
@@ -30,6 +30,10 @@ class HealthChecks:
     def __init__(self, lasting: int) -> None:
         self._lasting = lasting
         self._checks: dict[bytes, Check] = {}
+
+    def configure(self, lasting: int) -> None:
+        """Each lasts so long from now on, those under way too."""
+        self._lasting = lasting
 
     def __len__(self) -> int:
         return len(self._checks)
@@ -48,12 +52,12 @@ class HealthChecks:
 
     def over(self, check: Check, now: int) -> bool:
         """Whether its time is over."""
-        return now >= check.begun + self._lasting
+        return now >= check.asked + self._lasting
 
     def next_end(self) -> int | None:
         """When the time of the first is over."""
         for check in self._checks.values():
-            return check.begun + self._lasting
+            return check.asked + self._lasting
         return None
 
     def depths(self) -> Counter[str]:

@@ -15,12 +15,12 @@ def least_cost(
 ) -> Candidate | None:
     """The admitted candidate of least cost. Of equals those go first that need not push another
     model out, as its sessions come back: ``occupied`` names the instances that have a model
-    active. Then the calls there count, then the name."""
+    active. Then the calls there count, then the room for KV, then the name."""
     admitted = [candidate for candidate in candidates if candidate.admitted]
 
-    def rank(each: Candidate) -> tuple[float, bool, int, str]:
+    def rank(each: Candidate) -> tuple[float, bool, int, int, str]:
         name = each.instance
-        return each.total, each.opens and name in occupied, calls_on(name), name
+        return each.total, each.opens and name in occupied, calls_on(name), -each.room, name
 
     return min(admitted, key=rank, default=None)
 

@@ -1,6 +1,6 @@
 """What one call costs on one instance, in predicted seconds: Talaria Eq. 1.
 
-    cost = (queue + prefill + decode) + recovery + activation
+    cost = (queue + prefill + decode) + recovery + activation + eviction
 
 Each second is charged in exactly one term. ``queue`` is the wait until the call's own prefill,
 work of other models and places held for returning sessions included; ``prefill`` computes what
@@ -8,8 +8,8 @@ is new in the prompt; ``decode`` is the call's own decoding beside the batch it 
 delay that it adds to the calls that already decode there. ``recovery`` is the KV that the call's
 branch has had: nothing for what is on the device, the measured copy for what is on the host,
 computing it again for what is missing. ``activation`` is the switch to the model, and the one
-back to another that would not have to leave otherwise. Hot and cold instances are ranked by this
-one sum.
+back to another that would not have to leave otherwise. ``eviction``, which is ours, is the recovery
+of KV of others that has to make room. Hot and cold instances are ranked by this one sum.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from math import ceil
 
 from alipes.gateway.routing.admission import check
 from alipes.gateway.routing.decision import Candidate, Why
+from alipes.gateway.routing.eviction import NONE, eviction
 from alipes.gateway.routing.instances import InstanceState
 from alipes.gateway.routing.overlay import Charge
 from alipes.gateway.routing.predict import (
@@ -68,10 +69,12 @@ def evaluate(
     costs: Mapping[str, Estimate],
     held: float = 0.0,
     returning: frozenset[str] = frozenset(),
+    come_back: float = 0.0,
 ) -> Candidate:
     """Predict and check the call on an instance with a state that serves its model. ``costs`` are
     those to charge there, by model; ``held`` seconds are leased there to other branches, and
-    sessions of the models ``returning`` are likely to come back."""
+    sessions of the models ``returning`` are likely to come back. A share ``come_back`` of all calls
+    is continued; with 0 no thought is given to KV that has to make room."""
     scene = _scene(instance, charge, costs, held)
     device, host = charge.device_tokens, charge.host_tokens
     if scene is None:
@@ -89,6 +92,8 @@ def evaluate(
     decode = _decode(scene, recovery + prefill)
     activates = _activates(scene)
     activation = scene.cost.switch + _displaced(scene, returning) if activates else 0.0
+    evicts = eviction(instance, charge, scene.before) if come_back else NONE
+    evicted = evicts.seconds(scene.cost, scene.hello.prefill_chunk, come_back)
     return Candidate(
         instance=instance.name,
         queue=queue,
@@ -96,10 +101,12 @@ def evaluate(
         decode=decode,
         recovery=recovery,
         activation=activation,
-        total=queue + prefill + decode + recovery + activation,
+        eviction=evicted,
+        total=queue + prefill + decode + recovery + activation + evicted,
         round_length=scene.round.length,
         device_tokens=device,
         host_tokens=host,
+        room=evicts.room,
         opens=activates and scene.hello.pool is Pool.COLD,
         admitted=why is Why.OK,
         why=why,

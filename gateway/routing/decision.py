@@ -21,7 +21,7 @@ class RouterSettings(msgspec.Struct, frozen=True):
     and Eq. 2, or as one of the ``baselines``. A further replica (Eq. 2) must gain more over
     ``control_window`` than it costs with ``replica_penalty`` (nu) on top. A session returns to an
     instance with an old state or missed beats once that has been heard of again, within
-    ``check_seconds``."""
+    ``check_seconds``. With ``eviction_cost`` Eq. 1 counts what KV a call pushes out."""
 
     queue_depth: int = 256
     queue_timeout: float = 120.0
@@ -32,6 +32,7 @@ class RouterSettings(msgspec.Struct, frozen=True):
     control_window: float = 10.0
     replica_penalty: float = 0.1
     check_seconds: float = 1.0
+    eviction_cost: bool = True
 
 
 class BlockPath(Protocol):
@@ -102,9 +103,10 @@ class Why(StrEnum):
 class Candidate(msgspec.Struct, frozen=True):
     """One instance's predicted cost of one call, Talaria Eq. 1, in seconds. ``queue``,
     ``prefill`` and ``decode`` are the incremental work (with the delay to running decode),
-    ``recovery`` is that of the KV prefix, ``activation`` that of the model; ``total`` is their
-    sum. ``round_length`` is the predicted round with the call in it. Of the prompt,
-    ``device_tokens`` and ``host_tokens`` are there and in which tier. ``opens``: the instance
+    ``recovery`` is that of the KV prefix, ``activation`` that of the model, ``eviction`` that of
+    other KV which makes room; ``total`` is their sum. ``round_length`` is the predicted round with
+    the call in it. Of the prompt, ``device_tokens`` and ``host_tokens`` are there and in which
+    tier; ``room`` tokens fit there before other KV has to go. ``opens``: the instance
     is cold and its model neither active nor with work, so that the call must open it; ``no-gain``
     is a further replica that fails Eq. 2. Without a state to predict from, all costs are 0 and
     ``why`` says so."""
@@ -115,10 +117,12 @@ class Candidate(msgspec.Struct, frozen=True):
     decode: float = 0.0
     recovery: float = 0.0
     activation: float = 0.0
+    eviction: float = 0.0
     total: float = 0.0
     round_length: float = 0.0
     device_tokens: int = 0
     host_tokens: int = 0
+    room: int = 0
     opens: bool = False
     admitted: bool = False
     why: Why = Why.OK

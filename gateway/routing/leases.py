@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 import msgspec
+from msgspec.structs import replace
 
 
 class Lease(msgspec.Struct, frozen=True):
@@ -107,6 +108,13 @@ class LeaseTable:
         for branch in over:
             self._end(branch, "expired")
         return bool(over)
+
+    def shift(self, nanoseconds: int) -> None:
+        """All live leases last so much longer, or shorter where that is negative."""
+        for lease in list(self._live.values()):
+            moved = replace(lease, expires=lease.expires + nanoseconds)
+            self._live[lease.branch] = moved
+            self._on[lease.instance].leases[lease.branch] = moved
 
     def next_expiry(self) -> int | None:
         for lease in self._live.values():

@@ -29,8 +29,13 @@ class ArrivalRates:
     """Observed calls per second of each model: a count that decays over the control window."""
 
     def __init__(self, window: float) -> None:
-        self._window = window * SECOND
+        self.configure(window)
         self._counts: dict[str, tuple[float, int]] = {}
+
+    def configure(self, window: float) -> None:
+        """The control window in seconds; what has been counted decays over it from its last
+        call on."""
+        self._window = window * SECOND
 
     def arrived(self, model: str, now: int) -> None:
         self._counts[model] = (self._decayed(model, now) + 1, now)
@@ -95,11 +100,15 @@ class Replicas:
     """Keeps calls from opening a model where that gains nothing."""
 
     def __init__(self, settings: RouterSettings, profiles: CostProfiles) -> None:
-        self._window = settings.control_window
-        self._penalty = settings.replica_penalty
+        self._settings = settings
         self._profiles = profiles
         self._arrivals = ArrivalRates(settings.control_window)
         self._services = MovingMeans(TYPICAL)
+
+    def configure(self, settings: RouterSettings) -> None:
+        """What has been observed stays."""
+        self._settings = settings
+        self._arrivals.configure(settings.control_window)
 
     def arrived(self, model: str, now: int) -> None:
         self._arrivals.arrived(model, now)
@@ -126,7 +135,7 @@ class Replicas:
         if not hosts:
             return candidates
         rate, service = self._arrivals.per_second(model, now), self._services.of(model) or 0.0
-        demand = Demand(burst, rate, service, self._window)
+        demand = Demand(burst, rate, service, self._settings.control_window)
         freest = min(hosts, key=lambda c: c.queue)
         return tuple(
             structs.replace(c, admitted=False, why=Why.NO_GAIN)
@@ -140,7 +149,8 @@ class Replicas:
     def _cost(self, instance: InstanceState, model: str, candidate: Candidate) -> float:
         """The right side of Eq. 2."""
         weights = instance.reports[model].weight_bytes / GIB
-        return candidate.activation + self._price(instance) * weights + self._penalty
+        displaced = self._price(instance) * weights
+        return candidate.activation + displaced + self._settings.replica_penalty
 
     def _price(self, instance: InstanceState) -> float:
         shown, hello = instance.snapshot, instance.hello

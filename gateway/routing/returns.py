@@ -24,9 +24,18 @@ class Returns:
     def __init__(self, settings: RouterSettings, leases: LeaseTable, appraiser: Appraiser) -> None:
         self.checks = HealthChecks(int(settings.check_seconds * SECOND))
         self._settings = settings
-        self._lasting = int(settings.lease_seconds * SECOND)
         self._leases = leases
         self._appraiser = appraiser
+
+    def configure(self, settings: RouterSettings) -> None:
+        """Leases and checks last as long as the new settings say, those that are live too."""
+        before, self._settings = self._lasting, settings
+        self.checks.configure(int(settings.check_seconds * SECOND))
+        self._leases.shift(self._lasting - before)
+
+    @property
+    def _lasting(self) -> int:
+        return int(self._settings.lease_seconds * SECOND)
 
     def take(
         self, call: CallShape, instances: Mapping[str, InstanceState], now: int
@@ -59,7 +68,7 @@ class Returns:
         over = []
         for check in self.checks:
             call, instance = check.call, instances[check.lease.instance]
-            alive = instance.heard_since(check.begun)
+            alive = instance.heard_since(check.asked)
             if not alive and self.checks.over(check, now):
                 instance.unwell()
             if instance.healthy and not alive:
@@ -107,7 +116,7 @@ class Returns:
         and has on the device or the host all blocks that the prompt shares with the lease's
         prefix."""
         hello, report = instance.hello, instance.reports.get(call.model)
-        if hello is None or report is None or not instance.healthy:
+        if hello is None or report is None or not instance.healthy or instance.snapshot is None:
             return False
         if (lease.model, lease.incarnation) != (call.model, hello.incarnation):
             return False

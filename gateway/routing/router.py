@@ -63,12 +63,24 @@ class Router:
         self._lateness = Lateness(self._waiting, self._serving)
         self._placed: dict[bytes, tuple[CallShape, InstanceState]] = {}
         self._leases = LeaseTable()
-        self._appraiser = Appraiser(self._settings, self._leases)
+        self._tally = Tally()
+        self._appraiser = Appraiser(self._settings, self._leases, self._tally)
         self._returns = Returns(self._settings, self._leases, self._appraiser)
         self._replicas = Replicas(self._settings, self._appraiser.profiles)
         self._baseline = baseline(self._settings.policy)
-        self._tally = Tally()
         self._stirred = False
+
+    def configure(self, settings: RouterSettings, now: int) -> None:
+        """Go on under other settings. Times that began before last as long as these say; what has
+        been learned stays, but for the pins of a policy that is another now."""
+        if settings.policy != self._settings.policy:
+            self._baseline = baseline(settings.policy)
+        self._settings = settings
+        self._waiting.configure(settings.queue_depth, int(settings.queue_timeout * SECOND))
+        for part in (self._appraiser, self._returns, self._replicas):
+            part.configure(settings)
+        self._expire_leases(now)
+        self._stirred = True
 
     # --- what happens to instances ---------------------------------------------------------------
 
@@ -136,6 +148,7 @@ class Router:
         if refusal is not None:
             return refusal
         self._expire_leases(now)
+        self._tally.arrived(call.branch)
         held = self._leases.of(call.branch, now)
         self._stirred |= held is not None
         answer: Placement | Wait | Reject
@@ -238,7 +251,8 @@ class Router:
         ends = [self._returns.checks.next_end(), self._waiting.next_deadline()]
         if len(self._waiting):
             ends += [self._lateness.next_due(), self._leases.next_expiry()]
-        return max(now, min(known)) if (known := [e for e in ends if e is not None]) else None
+        soonest = min((end for end in ends if end is not None), default=None)
+        return None if soonest is None else max(now, soonest)
 
     def lease_of(self, branch: bytes, now: int) -> Lease | None:
         """The place that is held for the branch now."""

@@ -6,11 +6,24 @@ from alipes.gateway.routing.decision import CallShape, RouterCounts
 
 
 class Tally:
-    """Counts placements; remembers for each branch which instance finished its last call."""
+    """Counts placements; remembers for each branch which instance finished its last call, and
+    which branches have not come back since."""
 
     def __init__(self) -> None:
         self._last: dict[bytes, str] = {}
+        self._away: set[bytes] = set()
+        self._finished = self._back = 0
         self._placed = self._opens = self._avoidable = self._returns = self._same = 0
+
+    @property
+    def come_back(self) -> float:
+        """The share of finished calls whose branch has come back, 1/2 before anything is known."""
+        return (self._back + 1) / (self._finished + 2)
+
+    def arrived(self, branch: bytes) -> None:
+        if branch in self._away:
+            self._away.discard(branch)
+            self._back += 1
 
     def placed(self, call: CallShape, instance: str, opens: bool, active_elsewhere: bool) -> None:
         """``active_elsewhere``: an instance that could be used had the model active."""
@@ -22,11 +35,14 @@ class Tally:
             self._same += self._last[call.branch] == instance
 
     def finished(self, call: CallShape, instance: str) -> None:
+        self._finished += 1
         if call.branch:
             self._last[call.branch] = instance
+            self._away.add(call.branch)
 
     def forget(self, branch: bytes) -> None:
         self._last.pop(branch, None)
+        self._away.discard(branch)
 
     def counts(self) -> RouterCounts:
         return RouterCounts(self._placed, self._opens, self._avoidable, self._returns, self._same)

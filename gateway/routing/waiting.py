@@ -48,12 +48,17 @@ class WaitingCalls:
     lost: their clients have seen a part of the answer. Of the others tenants take turns, and a
     tenant's calls keep their order, so that no call is passed for ever."""
 
-    def __init__(self, depth: int, timeout_ns: int) -> None:
-        self._depth = depth
-        self._timeout = timeout_ns
+    def __init__(self, depth: int, timeout: int) -> None:
+        self.configure(depth, timeout)
         # In the order of arrival, which is that of the deadlines.
         self._calls: dict[bytes, Queued] = {}
         self._lines: dict[str, _Line] = {}
+
+    def configure(self, depth: int, timeout: int) -> None:
+        """How many calls may wait, and how long each (ns): those that wait already too. More of
+        them than may wait from now on stay."""
+        self._depth = depth
+        self._timeout = timeout
 
     def __len__(self) -> int:
         return len(self._calls)

@@ -125,6 +125,7 @@ def router_of(fleet: Fleet) -> Router:
         policy=setup.policy,
         control_window=setup.control_window,
         replica_penalty=setup.replica_penalty,
+        eviction_cost=setup.eviction_cost,
     )
     return Router({model: frozenset(names) for model, names in known.items()}, settings)
 

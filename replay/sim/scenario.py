@@ -82,8 +82,8 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Everything a configuration may change. ``staging`` brings the next model's weights to idle
     KV memory; with ``exchange`` those that leave stay there as long as there is room.
     ``prefill_turns`` lets short prompts in between the chunks of long ones. ``lease_seconds`` 0 is
-    no leases; without ``faults`` none of the scenario's happen. Targets and sizes of 0, and None,
-    are the hardware profile's own."""
+    no leases; ``eviction_cost`` counts what KV a call pushes out; without ``faults`` none of the
+    scenario's happen. Targets and sizes of 0, and None, are the hardware profile's own."""
 
     ttft: Amount = 0.0
     tpot: Amount = 0.0
@@ -95,6 +95,7 @@ class Setup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     exchange: bool | None = None
     policy: Policy = "residency"
     lease_seconds: Amount = 1.0
+    eviction_cost: bool = True
     replica_penalty: Amount = 0.1
     control_window: Positive = 10.0
     switch_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.1

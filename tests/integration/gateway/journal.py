@@ -38,6 +38,7 @@ class WrittenCall(msgspec.Struct, frozen=True):
 
 
 INPUTS: Mapping[str, tuple[Any, ...]] = {
+    "configure": (RouterSettings, int),
     "connected": (Hello, int),
     "beat": (str, int),
     "updated": (str, Snapshot, int),

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from msgspec.structs import replace
 
 from alipes.gateway.routing.leases import Lease, LeaseCounts, LeaseTable
 
@@ -17,7 +18,7 @@ instances = st.sampled_from("xyz")
 class LeaseMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
-        self.now = 0
+        self.now, self.lasting = 0, TAU
         self.table = LeaseTable()
         self.installed: list[Lease] = []
         self.ends: list[str] = []
@@ -34,7 +35,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @rule(branch=branches, instance=instances, charge=st.floats(0, 50))
     def install(self, branch: bytes, instance: str, charge: float) -> None:
         self._end("discarded", [i for i, one in self._live() if one.branch == branch])
-        lease = Lease(branch, "a", instance, "first", b"k", 64, self.now + TAU, charge)
+        lease = Lease(branch, "a", instance, "first", b"k", 64, self.now + self.lasting, charge)
         self.table.install(lease)
         self.installed.append(lease)
         self.ends.append("")
@@ -53,7 +54,7 @@ class LeaseMachine(RuleBasedStateMachine):
     def take(self, branch: bytes) -> None:
         own = [(i, one) for i, one in self._live() if one.branch == branch]
         if own:
-            assert self.table.take(branch) is own[0][1]
+            assert self.table.take(branch) == own[0][1]
             self._end("taken", [own[0][0]])
         else:
             with pytest.raises(KeyError):
@@ -75,6 +76,16 @@ class LeaseMachine(RuleBasedStateMachine):
         self.table.lost(instance)
         self._end("discarded", [i for i, one in self._live() if one.instance == instance])
 
+    @rule(lasting=st.integers(1, 2 * TAU))
+    def last(self, lasting: int) -> None:
+        """From now on all leases last so long."""
+        self.table.shift(lasting - self.lasting)
+        moved = [
+            replace(one, expires=one.expires + lasting - self.lasting) for one in self.installed
+        ]
+        self.installed, self.lasting = moved, lasting
+        self.wait(0)
+
     @rule(passed=st.integers(1, 12))
     def wait(self, passed: int) -> None:
         self.now += passed
@@ -87,7 +98,7 @@ class LeaseMachine(RuleBasedStateMachine):
     @precondition(lambda self: len(self.table) > 0)
     @rule()
     def all_expire(self) -> None:
-        self.wait(TAU)
+        self.wait(self.lasting)
         assert len(self.table) == 0
 
     @invariant()

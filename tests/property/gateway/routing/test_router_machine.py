@@ -43,11 +43,15 @@ SECOND = 1_000_000_000
 KNOWN = {"a": ("x", "y"), "b": ("y", "z"), "c": ("z",)}
 SERVES = {"x": ("a",), "y": ("a", "b"), "z": ("b", "c")}
 COST = Estimate(0.01, 0.002, 1e-7, 0.03, 0.01, 1e-6, 0.4, 0.01, 1e-4, 3)
-TAU = 6 * SECOND
-CHECK = SECOND
 BOUND = int(Targets().round_bound * SECOND)
 MAX_WAITING = 6
-LIMITS = RouterSettings(queue_depth=4, queue_timeout=20.0, lease_seconds=TAU / SECOND)
+LIMITS = RouterSettings(queue_depth=4, queue_timeout=20.0, lease_seconds=6.0)
+OTHERS = (
+    LIMITS,
+    RouterSettings(3, 9.0, lease_seconds=2.0, check_seconds=0.3, policy="session-sticky"),
+    RouterSettings(6, 40.0, lease_seconds=9.0, check_seconds=2.0, eviction_cost=False),
+    RouterSettings(1, 20.0, lease_seconds=0.0, policy="least-pressure", replica_penalty=5.0),
+)
 BLOCK = 64
 KV_TOKENS = 100 * BLOCK
 HOT = "x"
@@ -173,6 +177,7 @@ class RouterMachine(RuleBasedStateMachine):
         self.now = 0
         self.calls = 0
         self.versions = 0
+        self.limits = LIMITS
         self.router = Router({m: frozenset(n) for m, n in KNOWN.items()}, LIMITS)
         self.instances = {name: ModelInstance() for name in SERVES}
         self.queued: dict[bytes, tuple[CallShape, int]] = {}
@@ -381,7 +386,7 @@ class RouterMachine(RuleBasedStateMachine):
         )
         waiting = [other for other, _ in self.queued.values() if other.model == model]
         ahead = any(other.begun or not begun for other in waiting)
-        full = len(self.queued) >= LIMITS.queue_depth and not begun
+        full = len(self.queued) >= self.limits.queue_depth and not begun
         large = prompt + output > KV_TOKENS + 1
         held = None if self._refused(call) else self.leases.pop(branch, None)
         good = held is not None and self._good(held, call)
@@ -408,11 +413,12 @@ class RouterMachine(RuleBasedStateMachine):
                 self._took(call, answer)
             case Wait():
                 assert not full
-                assert all(not candidate.admitted for candidate in answer.candidates)
+                sticky = self.limits.policy == "session-sticky"
+                assert sticky or not any(candidate.admitted for candidate in answer.candidates)
                 self.queued[call.call_id] = (call, self.now)
             case Reject(kind=RejectKind.OVERLOADED):
                 assert full
-                assert 1 <= answer.retry_after <= LIMITS.queue_timeout
+                assert 1 <= answer.retry_after <= self.limits.queue_timeout
             case Reject(kind=RejectKind.TOO_LARGE):
                 assert large
             case Reject(kind=RejectKind.DRAINING):
@@ -437,6 +443,7 @@ class RouterMachine(RuleBasedStateMachine):
         shared = call.path.listed[: min(limit, common(call.path.listed, lease.prefix))]
         return (
             known.up
+            and known.version >= 0
             and not known.draining
             and not known.unwell
             and not known.full
@@ -458,8 +465,14 @@ class RouterMachine(RuleBasedStateMachine):
             assert not known.draining
         elif placement.reason is Reason.OVERDUE:
             late = [c for c in placement.candidates if c.why in (Why.ROUND, Why.MEMORY)]
-            assert self._chosen(placement).total == min(candidate.total for candidate in late)
-            assert not any(candidate.admitted for candidate in placement.candidates)
+            assert self._chosen(placement) in late
+            if self.limits.policy == "residency":
+                assert self._chosen(placement).total == min(candidate.total for candidate in late)
+                assert not any(candidate.admitted for candidate in placement.candidates)
+        elif self.limits.policy != "residency":
+            chosen = self._chosen(placement)
+            sticky = self.limits.policy == "session-sticky"
+            assert chosen.admitted or (sticky and chosen.why in (Why.ROUND, Why.MEMORY))
         else:
             self._cheapest(call, placement)
         assert call.prompt_tokens + call.max_tokens <= KV_TOKENS + 1
@@ -519,11 +532,11 @@ class RouterMachine(RuleBasedStateMachine):
         self.router.complete(call_id, self.now, Completion(tokens, prefix, len(context) * BLOCK))
         self.contexts[call.branch] = context
         known = self.instances[name]
-        if call.final or not call.branch or not context or known.draining:
+        if call.final or not call.branch or not context or known.draining or not self._tau:
             return
         self.discarded += call.branch in self.leases
         self.installed += 1
-        self.leases[call.branch] = ModelLease(name, context, self.now + TAU)
+        self.leases[call.branch] = ModelLease(name, context, self.now + self._tau)
 
     @rule(branch=st.sampled_from([b"a1", b"a2", b"b1"]))
     def forget(self, branch: bytes) -> None:
@@ -538,7 +551,27 @@ class RouterMachine(RuleBasedStateMachine):
         self.router.started(call_id, self.now)
         self.instances[self.placed[call_id][1]].begun = call_id
 
-    # --- time ---
+    # --- time and settings ---
+
+    @property
+    def _tau(self) -> int:
+        return int(self.limits.lease_seconds * SECOND)
+
+    @property
+    def _timeout(self) -> int:
+        return int(self.limits.queue_timeout * SECOND)
+
+    @property
+    def _check(self) -> int:
+        return int(self.limits.check_seconds * SECOND)
+
+    @rule(limits=st.sampled_from(OTHERS))
+    def configure(self, limits: RouterSettings) -> None:
+        for lease in self.leases.values():
+            lease.expires += int((limits.lease_seconds - self.limits.lease_seconds) * SECOND)
+        self.limits = limits
+        self.router.configure(limits, self.now)
+        self.wait(0)
 
     @rule(tenths=st.integers(1, 80))
     def wait(self, tenths: int) -> None:
@@ -565,7 +598,7 @@ class RouterMachine(RuleBasedStateMachine):
         for call_id, (call, lease, begun) in self.checks.items():
             known = self.instances[lease.instance]
             alive = known.heard >= begun
-            if not alive and self.now >= begun + CHECK:
+            if not alive and self.now >= begun + self._check:
                 known.unwell = True
             if alive or not known.up or known.draining or known.unwell:
                 (good if self._good(lease, call) else bad).add(call_id)
@@ -589,14 +622,13 @@ class RouterMachine(RuleBasedStateMachine):
             elif answer.kind is RejectKind.OVERLOADED:
                 assert call.call_id in bad
             elif answer.kind is RejectKind.TIMEOUT:
-                assert self.now >= arrived + LIMITS.queue_timeout * SECOND
+                assert self.now >= arrived + self._timeout
             elif answer.kind is RejectKind.DRAINING:
                 assert self._all_drain(call.model)
             else:
                 assert answer.kind is RejectKind.TOO_LARGE
                 assert call.prompt_tokens + call.max_tokens > KV_TOKENS + 1
-        deadline = LIMITS.queue_timeout * SECOND
-        assert all(self.now < arrived + deadline for _, arrived in self.queued.values())
+        assert all(self.now < arrived + self._timeout for _, arrived in self.queued.values())
         assert not good & self.queued.keys()
 
     def _dues(self) -> dict[str, int]:
@@ -627,7 +659,8 @@ class RouterMachine(RuleBasedStateMachine):
         for call, *_ in (*self.queued.values(), *self.checks.values()):
             counts[call.model] = counts.get(call.model, 0) + 1
         assert status.queued == counts
-        assert sum(not call.begun for call, _ in self.queued.values()) <= LIMITS.queue_depth
+        most = max(settings.queue_depth for settings in OTHERS)
+        assert sum(not call.begun for call, _ in self.queued.values()) <= most
         for shown in status.instances:
             known = self.instances[shown.name]
             there = [on for _, on in self.placed.values() if on == shown.name]
@@ -640,10 +673,9 @@ class RouterMachine(RuleBasedStateMachine):
         wakeup = self.router.next_wakeup(self.now)
         assert (wakeup is not None) is bool(self.queued or self.checks)
         if wakeup is not None:
-            timeout = int(LIMITS.queue_timeout * SECOND)
-            ends = [arrived + timeout for _, arrived in self.queued.values()]
+            ends = [arrived + self._timeout for _, arrived in self.queued.values()]
             ends += [lease.expires for lease in self.leases.values() if self.queued]
-            ends += [begun + CHECK for _, _, begun in self.checks.values()]
+            ends += [begun + self._check for _, _, begun in self.checks.values()]
             ends += [due for due in self._dues().values() if due > self.now]
             assert wakeup == max(self.now, min(ends))
 
@@ -658,7 +690,8 @@ class RouterMachine(RuleBasedStateMachine):
             waiting = sum(call.model == each.model for call, _ in self.queued.values())
             assert (each.waited, each.waiting) == (waited, waiting)
             assert tuple(each.why) == KNOWN[each.model]
-            assert not {Why.OK, Why.ROUND, Why.MEMORY} & set(each.why.values())
+            if self.limits.policy != "session-sticky":
+                assert not {Why.OK, Why.ROUND, Why.MEMORY} & set(each.why.values())
 
     @invariant()
     def leases_are_those_of_the_model(self) -> None:

@@ -52,6 +52,7 @@ class WaitingMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         self.now = self.count = 0
+        self.depth, self.timeout = DEPTH, TIMEOUT
         self.queue = WaitingCalls(DEPTH, TIMEOUT)
         self.slow = SlowQueue()
 
@@ -65,7 +66,7 @@ class WaitingMachine(RuleBasedStateMachine):
         call = CallShape(bytes([self.count]), model, tenant, 1, 1, begun=begun)
         before = [other for other in self.slow.of(model) if other.begun or not begun]
         assert self.queue.ahead(call) == len(before)
-        full = len(self.slow.calls) >= DEPTH and not begun
+        full = len(self.slow.calls) >= self.depth and not begun
         assert self.queue.full_for(call) is full
         if not full:
             self.queue.add(call, self.now)
@@ -88,10 +89,16 @@ class WaitingMachine(RuleBasedStateMachine):
         assert self.queue.remove(call.call_id) is None
         self.slow.remove(call)
 
+    @rule(depth=st.integers(0, 2 * DEPTH), timeout=st.integers(1, 2 * TIMEOUT))
+    def configure(self, depth: int, timeout: int) -> None:
+        self.depth, self.timeout = depth, timeout
+        self.queue.configure(depth, timeout)
+        self.wait(0)
+
     @rule(passed=st.integers(0, TIMEOUT))
     def wait(self, passed: int) -> None:
         self.now += passed
-        over = [call for call, then in self.slow.calls if then + TIMEOUT <= self.now]
+        over = [call for call, then in self.slow.calls if then + self.timeout <= self.now]
         assert self.queue.expire(self.now) == over
         for call in over:
             self.slow.remove(call)
@@ -105,7 +112,7 @@ class WaitingMachine(RuleBasedStateMachine):
         assert self.queue.depths() == {model: count for model, count in depths.items() if count}
         assert all(self.queue.waits(model) == depths[model] for model in MODELS)
         earliest = min((then for _, then in calls), default=None)
-        assert self.queue.next_deadline() == (None if earliest is None else earliest + TIMEOUT)
+        assert self.queue.next_deadline() == (None if earliest is None else earliest + self.timeout)
 
     @invariant()
     def the_heads_are_the_same(self) -> None:

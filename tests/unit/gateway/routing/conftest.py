@@ -90,6 +90,7 @@ class Stage:
         counters: Counters | None = None,
         round_length: float = 0.0,
         free: int = 100,
+        cached: int = 0,
         last_call: bytes = b"",
     ) -> None:
         self._versions += 1
@@ -102,7 +103,7 @@ class Stage:
             draining,
             dict(loads or {}),
             dict.fromkeys(self.serves[name], self.cost),
-            Occupancy(100, free, 0, 100 - free, 0, 0),
+            Occupancy(100, free, cached, 100 - free - cached, 0, 0),
             counters or Counters(),
             last_call,
         )

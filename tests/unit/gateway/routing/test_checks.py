@@ -126,6 +126,14 @@ def test_an_instance_that_goes_is_not_waited_for(left: Stage, keys: Keys, event:
     assert left.router.status(left.now).leases.consumed == 0
 
 
+def test_a_new_link_of_the_same_process_is_not_what_was_waited_for(left: Stage, keys: Keys) -> None:
+    asked(left, back(left, keys))
+    left.connect("x")
+    left.stored("x", keys(0, 5), Tier.HOST)
+    [placement] = left.router.retry(left.now)
+    assert (placement.instance, placement.reason) == ("y", Reason.ACTIVE)
+
+
 def test_kv_that_went_meanwhile_ends_the_lease(left: Stage, keys: Keys) -> None:
     asked(left, back(left, keys))
     left.removed("x", keys(0, 5)[-1:], Tier.HOST)
