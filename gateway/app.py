@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final
 
 import uvloop
+from msgspec.structs import replace
 
 from alipes.gateway.api.routes import build_app
 from alipes.gateway.api.service import Service
@@ -65,6 +66,7 @@ class Gateway:
         state: Path | None = None,
     ) -> None:
         settings = cluster.gateway
+        self._policy = policy
         self.metrics = Metrics(cluster.models, cluster.instances)
         self.router = Router(_serving(cluster), _router_settings(cluster, policy))
         limits = settings.limits
@@ -111,6 +113,19 @@ class Gateway:
             self._close_files()
             raise
         await self.launcher.start()
+
+    def configure(self, cluster: Cluster) -> None:
+        """Go on with the keys, limits, routing and ablations of placement of ``cluster``, the same
+        file read anew. Models, instances, addresses, recording and state stay what they were: those
+        need another gateway. Calls stay where they are."""
+        now, began = time.monotonic_ns(), self.service.cluster
+        limits = cluster.gateway.limits
+        self.dispatcher.book.router.configure(_router_settings(cluster, self._policy), now)
+        self.dispatcher.book.sessions.configure(limits.sessions, limits.session_idle, now)
+        self.service.configure(
+            replace(cluster, models=began.models, instances=began.instances), now
+        )
+        self.dispatcher.tick()
 
     @property
     def ready(self) -> bool:
