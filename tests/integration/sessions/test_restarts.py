@@ -92,3 +92,43 @@ def test_what_is_not_as_the_file_says_now_is_ended(serve: Any, restart: Restart)
         gone = {before[name][0] for name in ("changed", "removed")}
         serving.until(lambda: not gone & {one.pid for one in serving.stack.processes()})
         assert {pid for pid, _ in after.values()} < {one.pid for one in serving.stack.processes()}
+
+
+def test_sessions_go_back_to_their_kv_after_a_crash_under_load(
+    serve: Any, restart: Restart
+) -> None:
+    """Twelve sessions of two models on two instances: what a turn finds cached is as much after
+    the gateway was killed amid all their turns as before."""
+    sessions = [(f"s{number}", ("alpha", "beta")[number % 2]) for number in range(12)]
+
+    def prompt(number: int, turn: int) -> list[int]:
+        return [200 + number, *range(300, 300 + 192 * turn)]
+
+    def all_at_once(turn: int) -> list[Any]:
+        return [
+            serving.begin(model, prompt(number, turn), name)
+            for number, (name, model) in enumerate(sessions)
+        ]
+
+    def shares(turn: int) -> float:
+        replies = [call.wait() for call in all_at_once(turn)]
+        tokens = sum(len(prompt(number, turn)) for number in range(len(sessions)))
+        return sum(reply.cached_tokens for reply in replies) / tokens
+
+    pace = {"fake": {"step": 0.02, "prefill_token": 0.0005}}
+    with serve({"cold-0": pace, "cold-1": pace}) as serving:
+        before = processes(serving)
+        assert shares(1) == 0
+        cached = [shares(turn) for turn in (2, 3)]
+        cut = all_at_once(4)
+        serving.until(lambda: serving.has_call("cold-0") or serving.has_call("cold-1"))
+        restart(serving, signal.SIGKILL, lambda: [call.thread.join(20) for call in cut])
+        assert all(call.status != 200 for call in cut)
+        assert processes(serving) == before
+        after = shares(4)
+        print(f"cached share {cached[0]:.3f}, {cached[1]:.3f}, after the crash {after:.3f}")
+        assert after >= cached[1]
+        for name, _ in sessions:
+            shown = serving.client.get(f"/v1/sessions/{name}").json()
+            assert (len(shown["branches"]), shown["in_flight"]) == (1, 0)
+            assert shown["calls"] >= 4
