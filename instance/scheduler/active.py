@@ -33,7 +33,6 @@ class ActiveModel:
         self.space = KvSpace(state.report, settings.block_tokens)
         self._host = host
         self._max_running = settings.max_running
-        self._chunk = settings.prefill_chunk
         self._tally = tally
         self._restoring = Restoring()
 

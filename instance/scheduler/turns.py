@@ -3,8 +3,8 @@
 A call is due as long after it came as its prompt would take alone, and the earliest due goes first
 (earliest due date). So a call can only be passed by calls that came within as many seconds after
 it as it needs itself: short prompts get in between the chunks of a long one, and none waits for
-ever. Of all orders this one keeps the longest delay by others shortest, where predictions hold.
-Without turns, prompts are computed in the order of ``Sequence.order``, what is begun first.
+ever. Were prompts all there is to compute, no other order would keep the longest delay by others
+shorter. Without turns prompts are computed in the order of ``Sequence.order``, begun ones first.
 """
 
 from __future__ import annotations
