@@ -556,11 +556,13 @@ class Finished(Wire, frozen=True):
 
 
 class FailureClass(StrEnum):
-    """Whose fault: the caller's request, a full instance, a going instance, or a defect."""
+    """Whose fault: the caller's request, a full instance, one that is going, one that has broken
+    down (maybe by the call, maybe by another one), or a defect that the call alone met."""
 
     INVALID = "invalid"
     OVERLOADED = "overloaded"
     GONE = "gone"
+    BROKEN = "broken"
     INTERNAL = "internal"
 
 

@@ -11,6 +11,7 @@ from alipes.instance.contract import (
     SNAPSHOT_SECONDS,
     Cancel,
     Drain,
+    FailureClass,
     FromInstance,
     Stop,
     Submit,
@@ -66,13 +67,13 @@ class EngineLoop:
 
     def run(self) -> None:
         """Work until stopped. A defect is raised: the process must end. Either way the calls that
-        are left are told to be gone, so that another instance may have them."""
+        are left get a last message, so that another instance may have them."""
         try:
             while not self._stopped:
                 self._turn()
-            self._abandon("the instance stops")
+            self._abandon(FailureClass.GONE, "the instance stops")
         except BaseException as error:
-            self._abandon(f"the engine loop broke: {error!r}")
+            self._abandon(FailureClass.BROKEN, f"the engine loop broke: {error!r}")
             raise
 
     def _turn(self) -> None:
@@ -227,7 +228,7 @@ class EngineLoop:
         self._next_snapshot = now + SNAPSHOT_NS
         self._emit(self._scheduler.snapshot(now))
 
-    def _abandon(self, reason: str) -> None:
+    def _abandon(self, failure: FailureClass, reason: str) -> None:
         """Give every call its last message, those not yet taken in included."""
         while not self._inbox.empty():
             message = self._inbox.get()
@@ -235,5 +236,5 @@ class EngineLoop:
                 refused = self._scheduler.submit(message, self._clock())
                 if refused is not None:
                     self._emit(refused)
-        for failed in self._scheduler.abandon(reason):
+        for failed in self._scheduler.abandon(failure, reason):
             self._emit(failed)

@@ -57,6 +57,9 @@ from alipes.instance.contract import (
 
 LEG_ID_BYTES: Final = 16
 MAX_ATTEMPTS: Final = 6
+MAX_LOSSES: Final = 3
+"""Attempts of a call, and instances that die under it, without a token drawn in between: then it
+may be the call that they die of."""
 PAUSE_NS: Final = 50_000_000
 """Before the second attempt of a call that an instance refused; doubled for every further one."""
 
@@ -239,12 +242,16 @@ class CallBook:
                 self._finished(leg, body, now)
             case Failed(failure=FailureClass.OVERLOADED | FailureClass.GONE):
                 self._interrupt(leg.call, failure_of(body), now, at_once=False)
+            case Failed(failure=FailureClass.BROKEN):
+                leg.call.losses += 1
+                self._interrupt(leg.call, failure_of(body), now, at_once=False)
             case Failed():
                 self._end(leg.call, failure_of(body), now)
 
     def _drew(self, leg: Leg, tokens: Sequence[int]) -> None:
         if leg.call.stage is Stage.SENT:
             leg.call.move(Stage.STREAMING)
+            leg.call.attempts, leg.call.losses = 1, 0
         leg.call.drawn += tokens
 
     def _started(self, leg: Leg, started: Started, now: int) -> None:
@@ -263,6 +270,7 @@ class CallBook:
     def _lose(self, name: str, reason: str, now: int) -> None:
         failure = CallFailure(FailureKind.LOST, f"instance {name} was lost: {reason}")
         for leg in self.on(name):
+            leg.call.losses += 1
             self._interrupt(leg.call, failure, now, at_once=True)
 
     def _interrupt(self, call: Call, failure: CallFailure, now: int, *, at_once: bool) -> None:
@@ -272,7 +280,7 @@ class CallBook:
         self._drop_legs(call, now)
         if call.complete:
             self._end_complete(call, now)
-        elif call.attempts >= MAX_ATTEMPTS:
+        elif call.attempts >= MAX_ATTEMPTS or call.losses >= MAX_LOSSES:
             self._end(call, failure, now)
         elif at_once:
             self._place(call, now)

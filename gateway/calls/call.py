@@ -46,10 +46,12 @@ MOVES: Final[dict[Stage, frozenset[Stage]]] = {
 @dataclass(slots=True, eq=False)
 class Call:
     """The handle that cancels the call. ``legs`` are those of the present attempt, of the last one
-    once it has ended. ``drawn`` are the ids that its client has, of all attempts; ``cached_tokens``
-    of the prompt needed no computing in the attempt that drew the first of them. ``arrived`` and
-    ``begun``, when an instance took it, are ns of the caller's clock, the latter 0 while unknown.
-    ``kv_format`` is that of its model where it was last placed."""
+    once it has ended. Of the attempts since one has drawn a token, that one included, there are
+    ``attempts``, and ``losses`` ended with the instance. ``drawn`` are the ids that its client has,
+    of all attempts; ``cached_tokens`` of the prompt needed no computing in the attempt that drew
+    the first of them. ``arrived`` and ``begun``, when an instance took it, are ns of the caller's
+    clock, the latter 0 while unknown. ``kv_format`` is that of its model where it was last
+    placed."""
 
     request: CallRequest
     session: SessionCall
@@ -57,6 +59,7 @@ class Call:
     stage: Stage = Stage.QUEUED
     legs: tuple[Leg, ...] = ()
     attempts: int = 0
+    losses: int = 0
     drawn: list[int] = field(default_factory=list)
     cached_tokens: int = 0
     begun: int = 0

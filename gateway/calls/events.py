@@ -86,6 +86,7 @@ _KINDS: Final = {
     FailureClass.INVALID: FailureKind.INVALID,
     FailureClass.OVERLOADED: FailureKind.OVERLOADED,
     FailureClass.GONE: FailureKind.LOST,
+    FailureClass.BROKEN: FailureKind.LOST,
     FailureClass.INTERNAL: FailureKind.INTERNAL,
 }
 _REJECTS: Final = {

@@ -117,9 +117,9 @@ class CallTable:
         self._tally.failed += 1
         return Failed(call.call.call_id, failure, reason)
 
-    def abandon(self, reason: str) -> tuple[Failed, ...]:
+    def abandon(self, failure: FailureClass, reason: str) -> tuple[Failed, ...]:
         """Forget every call at once, without freeing anything: the process ends."""
-        failed = tuple(Failed(call_id, FailureClass.GONE, reason) for call_id in self._calls)
+        failed = tuple(Failed(call_id, failure, reason) for call_id in self._calls)
         self._calls.clear()
         return failed
 

@@ -125,10 +125,10 @@ class RoundScheduler:
         failed = self._fail(calls, FailureClass.INTERNAL, reason)
         return self._progress(failed=failed, over=True)
 
-    def abandon(self, reason: str) -> tuple[Failed, ...]:
+    def abandon(self, failure: FailureClass, reason: str) -> tuple[Failed, ...]:
         """Every call's last message as the process ends, in whatever state a defect left the rest;
         nothing may be asked of the scheduler after this."""
-        return self._calls.abandon(reason)
+        return self._calls.abandon(failure, reason)
 
     def _fail(
         self, calls: list[Sequence], failure: FailureClass, reason: str

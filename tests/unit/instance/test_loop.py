@@ -320,7 +320,7 @@ def test_a_defect_is_raised_and_other_instances_may_have_its_calls() -> None:
         bench.loop.run()
     failed = [m for m in bench.told if isinstance(m, Failed)]
     assert sorted(m.call_id for m in failed) == calls
-    assert {m.failure for m in failed} == {FailureClass.GONE}
+    assert {m.failure for m in failed} == {FailureClass.BROKEN}
     assert "a defect" in failed[0].reason
 
 
@@ -451,7 +451,7 @@ class Waiting:
 
     def drain(self) -> None: ...
 
-    def abandon(self, reason: str) -> tuple[Failed, ...]:
+    def abandon(self, failure: FailureClass, reason: str) -> tuple[Failed, ...]:
         return ()
 
 

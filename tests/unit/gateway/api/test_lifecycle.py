@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from alipes.gateway.calls.book import MAX_ATTEMPTS, PAUSE_NS
+from alipes.gateway.calls.book import MAX_ATTEMPTS, MAX_LOSSES, PAUSE_NS
 from alipes.gateway.calls.events import CallFailure, FailureKind
 from alipes.gateway.config import Limits
 from alipes.gateway.routing.decision import CallShape, Reason, Wait
@@ -140,6 +140,32 @@ def test_an_instance_that_always_refuses_is_not_asked_for_ever(staged: Staged) -
         await asyncio.wait_for(task, 5)
         assert reply.status == 429
         assert "waiting queue is full" in reply.json()["error"]["message"]
+
+    staged(body)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_instances_do_not_die_of_one_call_without_end(staged: Staged, broken: bool) -> None:
+    """Unless it gets on: then it may be anything else that they die of."""
+
+    async def body(stage: Any) -> None:
+        reply, task = stage.browser.open("POST", CHAT, _raw(stream=True))
+
+        async def die(attempt: int, token: bool) -> None:
+            name, call = (await stage.fleet.submitted(attempt))[-1]
+            stage.fleet.say(name, call, "x" if token else "")
+            if broken:
+                stage.fleet.fail(name, call, FailureClass.BROKEN, "the engine loop broke: Oops()")
+            else:
+                stage.fleet.connect(name, ["hot-model"])
+
+        for attempt in range(1, 2 * MAX_LOSSES):
+            await die(attempt, token=attempt <= MAX_LOSSES)
+        await asyncio.wait_for(task, 5)
+        assert reply.status == 200
+        assert len(stage.fleet.of(Submit)) == 2 * MAX_LOSSES - 1
+        error = reply.events()[-1]["error"]
+        assert ("the engine loop broke" if broken else "was lost") in error["message"]
 
     staged(body)
 
