@@ -12,13 +12,14 @@ class Tally:
     def __init__(self) -> None:
         self._last: dict[bytes, str] = {}
         self._away: set[bytes] = set()
-        self._finished = self._back = 0
+        self._back = self._gone = 0
         self._placed = self._opens = self._avoidable = self._returns = self._same = 0
 
     @property
     def come_back(self) -> float:
-        """The share of finished calls whose branch has come back, 1/2 before anything is known."""
-        return (self._back + 1) / (self._finished + 2)
+        """The share of finished calls whose branch comes back: of those of which it is known by
+        now, for a tool or a user may take long; 1/2 before any is."""
+        return (self._back + 1) / (self._back + self._gone + 2)
 
     def arrived(self, branch: bytes) -> None:
         if branch in self._away:
@@ -35,14 +36,18 @@ class Tally:
             self._same += self._last[call.branch] == instance
 
     def finished(self, call: CallShape, instance: str) -> None:
-        self._finished += 1
         if call.branch:
             self._last[call.branch] = instance
+        if call.final:
+            self._gone += 1
+        elif call.branch:
             self._away.add(call.branch)
 
     def forget(self, branch: bytes) -> None:
         self._last.pop(branch, None)
-        self._away.discard(branch)
+        if branch in self._away:
+            self._away.discard(branch)
+            self._gone += 1
 
     def counts(self) -> RouterCounts:
         return RouterCounts(self._placed, self._opens, self._avoidable, self._returns, self._same)

@@ -175,25 +175,28 @@ def test_without_the_cost_the_name_decides(stage: Any) -> None:
 
 
 def test_the_share_of_calls_that_are_continued_is_measured(stage: Any) -> None:
-    """Of four branches with a finished call one comes back, and again."""
+    """Of those of which it is known by now."""
     here = full(stage)
 
     def share() -> float:
         terms = here.candidates(here.call(prompt=4000, output=512 - 4000 % 512))["x"]
         return float(terms.eviction / (8 * 0.01 + 4096 * 0.001))
 
-    assert share() == pytest.approx(1 / 2)
+    def turn(branch: bytes, final: bool = False) -> None:
+        call = here.call(branch=branch, prompt=10, output=96, final=final)
+        here.router.place(call, 0)
+        here.finish(call)
+
     for number in range(4):
-        call = here.call(branch=bytes([number]), prompt=10, output=96)
-        here.router.place(call, 0)
-        here.finish(call)
-    assert share() == pytest.approx(1 / 6)
-    for back in range(1, 3):
-        call = here.call(branch=b"\0", prompt=10, output=96)
-        here.router.place(call, 0)
-        assert share() == pytest.approx((1 + back) / (5 + back))
-        here.finish(call)
-        assert share() == pytest.approx((1 + back) / (6 + back))
+        turn(bytes([number]))
+    assert share() == pytest.approx(1 / 2), "all may come back yet"
+    for _ in range(2):
+        turn(b"\0")
+    assert share() == pytest.approx(3 / 4)
     here.router.forget(b"\1")
-    here.router.place(here.call(branch=b"\1", prompt=10, output=96), 0)
-    assert share() == pytest.approx(3 / 8), "it is a branch that nothing is known of"
+    here.router.forget(b"\1")
+    assert share() == pytest.approx(3 / 5)
+    turn(b"\2", final=True)
+    assert share() == pytest.approx(4 / 7), "it has come back for the last time"
+    turn(b"\1")
+    assert share() == pytest.approx(4 / 7), "nothing is known of it"
