@@ -38,6 +38,9 @@ class _Found:
     host: int
 
 
+_TIERS: Final = tuple(Tier)
+
+
 class BlockDirectory:
     """The keys in each tier of each instance. Chained keys name model format and whole prefix, so
     that models and tenants need no tables of their own."""
@@ -61,15 +64,15 @@ class BlockDirectory:
     def clear(self, instance: str) -> None:
         """Nothing is known of the instance (any more)."""
         self._found.pop(instance, None)
-        for tier in Tier:
+        for tier in _TIERS:
             self._keys.pop((instance, tier), None)
 
     def knows(self, instance: str) -> bool:
         """Whether any block is known on an instance, in whichever tier."""
-        return any(self._keys.get((instance, tier)) for tier in Tier)
+        return any(self._keys.get((instance, tier)) for tier in _TIERS)
 
     def tiers(self, instance: str, key: bytes) -> frozenset[Tier]:
-        return frozenset(tier for tier in Tier if key in self._keys.get((instance, tier), ()))
+        return frozenset(tier for tier in _TIERS if key in self._keys.get((instance, tier), ()))
 
     def locality(
         self, instance: str, keys: Sequence[bytes], tokens: int, block_tokens: int

@@ -178,10 +178,12 @@ class Router:
     def retry(self, now: int) -> list[Placement | Reject]:
         """Calls that wait here and can go now, and those that have waited too long."""
         answers: list[Placement | Reject] = []
+        self._expire_leases(now)
+        if not self._waits:
+            return answers
         for call in self._waiting.expire(now):
             self._stirred = True
             answers.append(self._timed_out(call, now))
-        self._expire_leases(now)
         answers += self._settle_checks(now)
         due = self._lateness.next_due()
         if not self._stirred and (due is None or now < due):
@@ -248,6 +250,8 @@ class Router:
         """When ``retry`` has something to say even if nothing happens until then: a call has
         waited too long, a lease ends that may have kept it out, its model is late, or a health
         check is over."""
+        if not self._waits:
+            return None
         ends = [self._returns.checks.next_end(), self._waiting.next_deadline()]
         if len(self._waiting):
             ends += [self._lateness.next_due(), self._leases.next_expiry()]
@@ -287,6 +291,11 @@ class Router:
             self._leases.counts(),
             self._lateness.status(lambda queued, at: self._candidates(queued.call, at), now),
         )
+
+    @property
+    def _waits(self) -> bool:
+        """Whether any call does."""
+        return bool(len(self._waiting) or len(self._returns.checks))
 
     def _expire_leases(self, now: int) -> None:
         self._stirred |= self._leases.expire(now)

@@ -6,7 +6,7 @@ import contextlib
 import os
 import sqlite3
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +22,7 @@ WRITE_SECONDS: Final = 30.0
 """The same, while it is written."""
 _SUFFIXES: Final = ("", "-wal", "-shm")
 LOG_BYTES: Final = 16 << 20
+ROWS_TOGETHER: Final = 256
 _BROKEN: Final = frozenset(
     (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
 )
@@ -86,20 +87,21 @@ class StateFile:
         """All of the changes, or none where an exception is raised: ``StateError`` where the file
         is gone."""
         db = self._checked()
-        puts, gone = [], []
+        puts: dict[str, list[bytes | int]] = {table: [] for table in TABLES}
+        gone: dict[str, list[bytes]] = {table: [] for table in TABLES}
         for table, key, data in changes:
             if data is None:
-                gone.append((table, key))
+                gone[table].append(key)
             else:
-                puts.append((table, key, data, _sum(key, data)))
+                puts[table] += (key, data, _sum(key, data))
         most = self._pages if reserve else self._pages * 3 // 4
         db.execute(f"PRAGMA max_page_count={most}")
         db.execute("BEGIN IMMEDIATE")
         try:
-            for table, key in gone:  # first, for what they leave is room
-                db.execute(f"DELETE FROM {table} WHERE key = ?", (key,))
-            for table, *row in puts:
-                db.execute(f"INSERT OR REPLACE INTO {table} VALUES (?, ?, ?)", row)
+            for table, keys in gone.items():  # first, for what they leave is room
+                _execute(db, f"DELETE FROM {table} WHERE key IN (%s)", 1, keys)
+            for table, values in puts.items():
+                _execute(db, f"INSERT OR REPLACE INTO {table} VALUES %s", 3, values)
             db.execute("COMMIT")
         except BaseException:
             if db.in_transaction:
@@ -210,6 +212,15 @@ def is_full(error: sqlite3.Error) -> bool:
 def _code(error: sqlite3.Error) -> int:
     """0 for an error that SQLite did not raise."""
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
+
+
+def _execute(db: sqlite3.Connection, query: str, width: int, values: Sequence[object]) -> None:
+    """For rows of ``width`` values each, many at once: every statement takes the interpreter's lock
+    from the event loop when it ends."""
+    for first in range(0, len(values), width * ROWS_TOGETHER):
+        some = values[first : first + width * ROWS_TOGETHER]
+        row = "?" if width == 1 else f"({', '.join('?' * width)})"
+        db.execute(query % ", ".join([row] * (len(some) // width)), some)
 
 
 def _sum(key: bytes, data: bytes) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from typing import Final
 
@@ -49,6 +50,11 @@ class Metrics:
             "alipes_placements", "Placements by reason.", ["instance", "reason"],
             registry=self.registry,
         )  # fmt: skip
+        self._placed = functools.cache(
+            lambda instance, reason: self._placements.labels(
+                self._instance(instance), self._reason(reason)
+            )
+        )
         self._replacements = Counter(
             "alipes_replacements", "Calls placed again, by the instance they left.", ["instance"],
             registry=self.registry,
@@ -66,6 +72,7 @@ class Metrics:
         self._live = Gauge("alipes_live_calls", "Calls now open.", registry=self.registry)
         self._up = self._gauge("alipes_instance_up", "1 while the instance is connected.")
         self._fleet = InstanceGauges(self.registry)
+        self._told: dict[str, Snapshot] = {}
         self._facts = FactGauges(self.registry)
         self._routing = RoutingGauges(self.registry)
 
@@ -100,8 +107,7 @@ class Metrics:
     def of_call(self, call: Call, event: CallEvent, now: int) -> None:
         """Count placements, and those that came to nothing."""
         if isinstance(event, Placement):
-            reason = self._reason(event.reason)
-            self._placements.labels(self._instance(event.instance), reason).inc()
+            self._placed(event.instance, event.reason).inc()
         elif isinstance(event, Moved):
             instance = self._instance(event.instance)
             self._replacements.labels(instance).inc()
@@ -109,16 +115,15 @@ class Metrics:
                 self._resumed.labels(instance).inc()
 
     def of_fleet(self, event: FleetEvent, now: int) -> None:
-        """Show what instances tell."""
-        label = self._instance(event.name)
+        """Show what instances tell: of their states, which are many, the last before a reading."""
         match event:
-            case StateTold(snapshot=snapshot):
-                self._fleet.update(label, snapshot, self._model)
-            case LinkLost():
-                self._up.labels(label).set(0)
-            case Hello():
-                self._up.labels(label).set(1)
-                self._facts.update(label, event, self._model)
+            case StateTold(name=name, snapshot=snapshot):
+                self._told[name] = snapshot
+            case LinkLost(name=name):
+                self._up.labels(self._instance(name)).set(0)
+            case Hello(name=name):
+                self._up.labels(self._instance(name)).set(1)
+                self._facts.update(self._instance(name), event, self._model)
 
     def live_calls(self, count: int) -> None:
         self._live.set(count)
@@ -135,6 +140,9 @@ class Metrics:
             self._late.labels(*labels).set(late.waited)
 
     def render(self) -> bytes:
+        for name, snapshot in self._told.items():
+            self._fleet.update(self._instance(name), snapshot, self._model)
+        self._told.clear()
         return generate_latest(self.registry)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TextIO
+
+import msgspec
 
 from alipes.gateway.calls.call import Call
 from alipes.gateway.calls.events import CallEvent
@@ -105,7 +106,7 @@ def write_line(record: CallRecord) -> None:
         "disconnected": record.disconnected,
         "error": record.error,
     }
-    log.info(json.dumps(line, ensure_ascii=False))
+    log.info(msgspec.json.encode(line).decode())
 
 
 def _milliseconds(seconds: float | None) -> float | None:
