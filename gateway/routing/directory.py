@@ -12,6 +12,7 @@ from alipes.instance.contract import BlocksRemoved, BlocksStored, Tier
 
 _PIECE: Final = 256
 _REMEMBERED: Final = 64
+_TIERS: Final = tuple(Tier)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +37,6 @@ class _Found:
     counting: int
     device: int
     host: int
-
-
-_TIERS: Final = tuple(Tier)
 
 
 class BlockDirectory:

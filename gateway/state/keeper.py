@@ -16,7 +16,7 @@ from alipes.gateway.state.file import BrokenError, StateError, StateFile
 from alipes.gateway.state.rows import index_change, saved_of
 from alipes.gateway.state.writer import Batch, StateWriter
 
-PERIOD: Final = 0.1
+PERIOD: Final = 0.25
 
 log = logging.getLogger("alipes.gateway")
 
