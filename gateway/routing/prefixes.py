@@ -82,10 +82,10 @@ class PrefixIndex(Generic[K]):
         if first < last:
             self._grow(last)
             # Ids are shifted, as a product with id 0 would not tell how often it occurs.
-            parts = (tokens[first:last].astype(np.uint64) + np.uint64(1)) * self._factors[
-                first:last
-            ]
-            np.cumsum(parts.reshape(-1, size).sum(axis=1), out=totals[known:])
+            parts = tokens[first:last].astype(np.uint64)
+            parts += np.uint64(1)
+            blocks_of = (parts.reshape(-1, size), self._factors[first:last].reshape(-1, size))
+            np.cumsum(np.einsum("ij,ij->i", *blocks_of), out=totals[known:])
             totals[known:] += totals[known - 1]
         return Sums(totals, size)
 
