@@ -5,6 +5,8 @@
 PYTHON ?= python3
 TORCH := torch==2.13.0
 VENV := .venv
+# How many tests run at once.
+JOBS ?= 2
 BIN := $(VENV)/bin
 # With -P the repository root stays off sys.path: a folder here has the name of a distribution.
 RUN := $(BIN)/python -P -m
@@ -17,7 +19,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 
 help:
 	@echo "make demo   install, start the whole stack, ask a question, replay an agent run"
-	@echo "make test   install what tests need and run them"
+	@echo "make test   install what tests need and run them, JOBS=2 at a time"
 	@echo "make lint   ruff: rules and format      make types   mypy, strict"
 	@echo "make clean  remove .venv and what the tools left"
 
@@ -25,7 +27,7 @@ demo: $(VENV)/installed
 	$(RUN) alipes.cli.demo
 
 test: $(VENV)/installed-test
-	$(RUN) pytest
+	$(RUN) pytest -n $(JOBS)
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .

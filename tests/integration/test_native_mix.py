@@ -31,7 +31,7 @@ def test_a_mix_changes_no_token(
 ) -> None:
     rng = random.Random(seed)
     folders = {name: tiny_folders[name] for name in families}
-    calls = calls_of(rng, families, 36)
+    calls = calls_of(rng, families, 24)
     busy = Instance(folders, blocks=12 if seed < 6 else 36, **changes)
     counters = served(busy, rng, calls)
     busy.close()

@@ -24,7 +24,7 @@ from .native_instance import BLOCK_BYTES, Instance
 
 FAMILIES = ("llama", "qwen3-moe", "deepseek-v3", "qwen3-next")
 DEVICE_BLOCKS, HOST_BLOCKS = 40, 60
-CALLS, AGENTS, LONGEST, VOCABULARY = 500, 9, 700, 49_000
+CALLS, AGENTS, LONGEST, VOCABULARY = 250, 9, 700, 49_000
 SWITCHES = 2_000
 GROWTH_BYTES = 24 << 20
 """What the allocator of a process may keep or give back from one moment to another."""
