@@ -85,12 +85,12 @@ def test_no_client_sees_that_an_instance_was_killed(serve: Any) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("names", [NAMES, NAMES[:1]], ids=["three", "one"])
-def test_forty_moments_of_forty_streams(serve: Any, names: tuple[str, ...]) -> None:
-    """With one instance alone, what was under way goes on when it is back."""
+@pytest.mark.parametrize(("names", "kills"), [(NAMES, 40), (NAMES[:1], 10)], ids=["three", "one"])
+def test_moments_of_forty_streams(serve: Any, names: tuple[str, ...], kills: int) -> None:
+    """With one instance alone, what was under way goes on when it is back: up to 30 s later."""
     gateway = {"allow_forced_tokens": True}
     with serve({name: {"fake": PACE} for name in names}, gateway=gateway) as serving:
-        hits, resumed = survive(serving, 40)
-        print(f"{hits} of 40 kills hit calls, {resumed:.0f} streams went on")
-        assert hits >= 30
-        assert resumed > 100
+        hits, resumed = survive(serving, kills)
+        print(f"{hits} of {kills} kills hit calls, {resumed:.0f} streams went on")
+        assert hits >= 0.7 * kills
+        assert resumed > 2.5 * kills
