@@ -27,7 +27,7 @@ demo: $(VENV)/installed
 	$(RUN) alipes.cli.demo
 
 test: $(VENV)/installed-test
-	$(RUN) pytest -n $(JOBS)
+	$(RUN) pytest -n $(JOBS) --dist worksteal
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .

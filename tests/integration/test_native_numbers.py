@@ -35,7 +35,7 @@ from alipes.instance.memory.rows import HostBlock
 GREEDY = Sampling(temperature=0)
 BLOCK = 64
 NAMES = ("llama", "qwen3", "qwen3-moe", "deepseek-v2", "deepseek-v3")
-LONG = {"llama": 3072}
+LONG = {"llama": 2560}
 """Tokens of the longest prompt, where not 2,048."""
 
 
