@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -160,7 +160,7 @@ class Dispatcher:
         """Time has passed."""
         self._follow(())
 
-    def _follow(self, outputs: Sequence[Output]) -> None:
+    def _follow(self, outputs: Iterable[Output]) -> None:
         """Do this, then what can be done now that it is, and arrange to be woken for the rest."""
         self._perform(outputs)
         now = self._clock()
@@ -173,9 +173,7 @@ class Dispatcher:
             delay = max(0.0, (due - self._clock()) / 1e9)
             self._timer = asyncio.get_running_loop().call_later(delay, self.tick)
 
-    def _perform(self, outputs: Sequence[Output]) -> None:
-        if not outputs:
-            return
+    def _perform(self, outputs: Iterable[Output]) -> None:
         waiting: deque[Output] = deque(outputs)
         while waiting:
             output = waiting.popleft()

@@ -84,8 +84,9 @@ class PrefixIndex(Generic[K]):
             # Ids are shifted, as a product with id 0 would not tell how often it occurs.
             parts = tokens[first:last].astype(np.uint64)
             parts += np.uint64(1)
-            blocks_of = (parts.reshape(-1, size), self._factors[first:last].reshape(-1, size))
-            np.cumsum(np.einsum("ij,ij->i", *blocks_of), out=totals[known:])
+            factors = self._factors[first:last].reshape(-1, size)
+            products = np.einsum("ij,ij->i", parts.reshape(-1, size), factors)
+            np.cumsum(products, out=totals[known:])
             totals[known:] += totals[known - 1]
         return Sums(totals, size)
 

@@ -177,10 +177,10 @@ class Router:
 
     def retry(self, now: int) -> list[Placement | Reject]:
         """Calls that wait here and can go now, and those that have waited too long."""
-        answers: list[Placement | Reject] = []
         self._expire_leases(now)
-        if not self._waits:
-            return answers
+        if not self._waiting and not self._returns.checks:
+            return []
+        answers: list[Placement | Reject] = []
         for call in self._waiting.expire(now):
             self._stirred = True
             answers.append(self._timed_out(call, now))
@@ -250,8 +250,6 @@ class Router:
         """When ``retry`` has something to say even if nothing happens until then: a call has
         waited too long, a lease ends that may have kept it out, its model is late, or a health
         check is over."""
-        if not self._waits:
-            return None
         ends = [self._returns.checks.next_end(), self._waiting.next_deadline()]
         if len(self._waiting):
             ends += [self._lateness.next_due(), self._leases.next_expiry()]
@@ -291,11 +289,6 @@ class Router:
             self._leases.counts(),
             self._lateness.status(lambda queued, at: self._candidates(queued.call, at), now),
         )
-
-    @property
-    def _waits(self) -> bool:
-        """Whether any call does."""
-        return bool(len(self._waiting) or len(self._returns.checks))
 
     def _expire_leases(self, now: int) -> None:
         self._stirred |= self._leases.expire(now)

@@ -23,6 +23,7 @@ WRITE_SECONDS: Final = 30.0
 _SUFFIXES: Final = ("", "-wal", "-shm")
 LOG_BYTES: Final = 16 << 20
 ROWS_TOGETHER: Final = 256
+"""At most in one statement, which may have 999 values in the oldest SQLite."""
 _BROKEN: Final = frozenset(
     (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT)
 )
@@ -99,9 +100,9 @@ class StateFile:
         db.execute("BEGIN IMMEDIATE")
         try:
             for table, keys in gone.items():  # first, for what they leave is room
-                _execute(db, f"DELETE FROM {table} WHERE key IN (%s)", 1, keys)
+                _execute(db, f"DELETE FROM {table} WHERE key IN (%s)", "?", keys)
             for table, values in puts.items():
-                _execute(db, f"INSERT OR REPLACE INTO {table} VALUES %s", 3, values)
+                _execute(db, f"INSERT OR REPLACE INTO {table} VALUES %s", "(?, ?, ?)", values)
             db.execute("COMMIT")
         except BaseException:
             if db.in_transaction:
@@ -214,12 +215,12 @@ def _code(error: sqlite3.Error) -> int:
     return int(getattr(error, "sqlite_errorcode", 0)) & 0xFF
 
 
-def _execute(db: sqlite3.Connection, query: str, width: int, values: Sequence[object]) -> None:
-    """For rows of ``width`` values each, many at once: every statement takes the interpreter's lock
-    from the event loop when it ends."""
+def _execute(db: sqlite3.Connection, query: str, row: str, values: Sequence[object]) -> None:
+    """The query for many rows at once, ``row`` for each: every statement takes the interpreter's
+    lock from the event loop when it ends."""
+    width = row.count("?")
     for first in range(0, len(values), width * ROWS_TOGETHER):
         some = values[first : first + width * ROWS_TOGETHER]
-        row = "?" if width == 1 else f"({', '.join('?' * width)})"
         db.execute(query % ", ".join([row] * (len(some) // width)), some)
 
 

@@ -17,6 +17,7 @@ from alipes.gateway.state.rows import index_change, saved_of
 from alipes.gateway.state.writer import Batch, StateWriter
 
 PERIOD: Final = 0.25
+"""Seconds from one look for changes to the next; what happened in them is lost in a crash."""
 
 log = logging.getLogger("alipes.gateway")
 

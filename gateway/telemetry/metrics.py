@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 from typing import Final
 
@@ -50,11 +49,6 @@ class Metrics:
             "alipes_placements", "Placements by reason.", ["instance", "reason"],
             registry=self.registry,
         )  # fmt: skip
-        self._placed = functools.cache(
-            lambda instance, reason: self._placements.labels(
-                self._instance(instance), self._reason(reason)
-            )
-        )
         self._replacements = Counter(
             "alipes_replacements", "Calls placed again, by the instance they left.", ["instance"],
             registry=self.registry,
@@ -107,7 +101,8 @@ class Metrics:
     def of_call(self, call: Call, event: CallEvent, now: int) -> None:
         """Count placements, and those that came to nothing."""
         if isinstance(event, Placement):
-            self._placed(event.instance, event.reason).inc()
+            reason = self._reason(event.reason)
+            self._placements.labels(self._instance(event.instance), reason).inc()
         elif isinstance(event, Moved):
             instance = self._instance(event.instance)
             self._replacements.labels(instance).inc()
@@ -116,14 +111,15 @@ class Metrics:
 
     def of_fleet(self, event: FleetEvent, now: int) -> None:
         """Show what instances tell: of their states, which are many, the last before a reading."""
+        label = self._instance(event.name)
         match event:
-            case StateTold(name=name, snapshot=snapshot):
-                self._told[name] = snapshot
-            case LinkLost(name=name):
-                self._up.labels(self._instance(name)).set(0)
-            case Hello(name=name):
-                self._up.labels(self._instance(name)).set(1)
-                self._facts.update(self._instance(name), event, self._model)
+            case StateTold(snapshot=snapshot):
+                self._told[label] = snapshot
+            case LinkLost():
+                self._up.labels(label).set(0)
+            case Hello():
+                self._up.labels(label).set(1)
+                self._facts.update(label, event, self._model)
 
     def live_calls(self, count: int) -> None:
         self._live.set(count)
@@ -140,8 +136,8 @@ class Metrics:
             self._late.labels(*labels).set(late.waited)
 
     def render(self) -> bytes:
-        for name, snapshot in self._told.items():
-            self._fleet.update(self._instance(name), snapshot, self._model)
+        for label, snapshot in self._told.items():
+            self._fleet.update(label, snapshot, self._model)
         self._told.clear()
         return generate_latest(self.registry)
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TextIO
-
-import msgspec
 
 from alipes.gateway.calls.call import Call
 from alipes.gateway.calls.events import CallEvent
@@ -106,7 +105,7 @@ def write_line(record: CallRecord) -> None:
         "disconnected": record.disconnected,
         "error": record.error,
     }
-    log.info(msgspec.json.encode(line).decode())
+    log.info(json.dumps(line, ensure_ascii=False))
 
 
 def _milliseconds(seconds: float | None) -> float | None:

@@ -15,6 +15,7 @@ from alipes.gateway.text.messages import Message
 from alipes.gateway.text.tokens import Cuts
 from alipes.instance.contract import TokenIds
 
+_KEY_BYTES: Final = 16
 _KEY_COST: Final = 200
 
 
@@ -34,14 +35,14 @@ class Known(msgspec.Struct, eq=False):
 def message_keys(
     tenant: str, tools: Sequence[Message] | None, messages: Iterable[Message]
 ) -> list[bytes]:
-    """Chained digests: of tenant and tools, then of each message after them. Of all secure ones
-    processors do SHA-256 fastest, and a long conversation is digested anew at every turn."""
+    """Chained 16-byte digests: of tenant and tools, then of each message after them."""
     encode = msgspec.json.encode
-    keys = [hashlib.sha256(encode((tenant, tools or None))).digest()]
+    # A long conversation is digested anew at every turn; for SHA-256 processors have instructions.
+    keys = [hashlib.sha256(encode((tenant, tools or None))).digest()[:_KEY_BYTES]]
     for message in messages:
         following = hashlib.sha256(keys[-1])
         following.update(encode(message))
-        keys.append(following.digest())
+        keys.append(following.digest()[:_KEY_BYTES])
     return keys
 
 

@@ -14,6 +14,7 @@ from alipes.instance.contract import Finished
 from .native_instance import BLOCK_BYTES, Instance, calls_of, served
 
 
+@pytest.mark.parametrize("count", [24, pytest.param(96, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("seed", "families", "changes"),
     [
@@ -27,11 +28,15 @@ from .native_instance import BLOCK_BYTES, Instance, calls_of, served
     ],
 )
 def test_a_mix_changes_no_token(
-    tiny_folders: dict[str, Path], seed: int, families: list[str], changes: dict[str, Any]
+    tiny_folders: dict[str, Path],
+    seed: int,
+    families: list[str],
+    changes: dict[str, Any],
+    count: int,
 ) -> None:
     rng = random.Random(seed)
     folders = {name: tiny_folders[name] for name in families}
-    calls = calls_of(rng, families, 24)
+    calls = calls_of(rng, families, count)
     busy = Instance(folders, blocks=12 if seed < 6 else 36, **changes)
     counters = served(busy, rng, calls)
     busy.close()

@@ -35,8 +35,8 @@ from alipes.instance.memory.rows import HostBlock
 GREEDY = Sampling(temperature=0)
 BLOCK = 64
 NAMES = ("llama", "qwen3", "qwen3-moe", "deepseek-v2", "deepseek-v3")
-LONG = {"llama": 2560}
-"""Tokens of the longest prompt, where not 2,048."""
+LONG = [*((name, 2048) for name in NAMES), pytest.param("llama", 4096, marks=pytest.mark.slow)]
+"""Tokens of the longest prompt of each."""
 
 
 class Call:
@@ -166,12 +166,11 @@ def scattered(first: int, tokens: int) -> list[int]:
     return list(range(first, first + 2 * count, 2))[::-1]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("name", "long"), LONG)
 def test_long_prompt_and_cached_prefix(
-    desk: Desk, oracles: Callable[[str], Oracle], text: TokenIds, name: str
+    desk: Desk, oracles: Callable[[str], Oracle], text: TokenIds, name: str, long: int
 ) -> None:
     desk.engine.activate(name)
-    long = LONG.get(name, 2048)
     first = desk.generate(Call("first", text[:long], list(range(66))), 12)
     oracles(name).check(first)
     # Another call over the first half of them starts behind it, on the first one's blocks.

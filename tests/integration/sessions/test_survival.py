@@ -92,5 +92,5 @@ def test_moments_of_forty_streams(serve: Any, names: tuple[str, ...], kills: int
     with serve({name: {"fake": PACE} for name in names}, gateway=gateway) as serving:
         hits, resumed = survive(serving, kills)
         print(f"{hits} of {kills} kills hit calls, {resumed:.0f} streams went on")
-        assert hits >= 0.7 * kills
+        assert hits >= 0.75 * kills
         assert resumed > 2.5 * kills

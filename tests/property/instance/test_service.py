@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 from hypothesis import Phase, example, given, settings
@@ -74,13 +75,23 @@ def test_rounds_stay_within_their_bound() -> None:
     assert max(waits[3:]) <= bound * 1.1
 
 
-@given(
+any_service = given(
     switch=st.floats(0.0, 0.4),
     step=st.floats(0.004, 0.02),
     token=st.floats(0.0005, 0.004),
     prompts=st.lists(st.integers(1, 90), min_size=6, max_size=20),
     outputs=st.lists(st.integers(1, 90), min_size=6, max_size=20),
 )
+
+
+@pytest.mark.slow
+@any_service
+@settings(max_examples=60, deadline=None, phases=[Phase.reuse, Phase.generate])
+def test_many_services_keep_to_the_bound(**service: Any) -> None:
+    check_every_model_is_revisited(**service)
+
+
+@any_service
 @example(
     switch=0.24183351735482145,
     step=0.02,
@@ -89,7 +100,11 @@ def test_rounds_stay_within_their_bound() -> None:
     outputs=[87, 66, 58, 68, 78, 27, 67, 3, 69, 62, 44, 77, 35, 9, 58, 25],
 )
 @settings(max_examples=7, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
-def test_every_model_is_revisited_within_the_bound_or_the_risk_is_told(
+def test_every_model_is_revisited_within_the_bound_or_the_risk_is_told(**service: Any) -> None:
+    check_every_model_is_revisited(**service)
+
+
+def check_every_model_is_revisited(
     switch: float, step: float, token: float, prompts: list[int], outputs: list[int]
 ) -> None:
     driver = driver_of(["a", "b", "c"], host_bytes=10**6)

@@ -18,7 +18,7 @@ import pytest
 
 from alipes.gateway.state import file as file_module
 from alipes.gateway.state import writer as writer_module
-from alipes.gateway.state.file import NAME, TABLES, StateFile
+from alipes.gateway.state.file import NAME, ROWS_TOGETHER, TABLES, Change, Rows, StateFile
 
 from .conftest import LARGE, flushed, kept
 
@@ -97,6 +97,26 @@ def test_nothing_need_be_closed(folder: Path, tmp_path: Path) -> None:
     asyncio.run(life())
     assert Path(copy, f"{NAME}-wal").stat().st_mode & 0o777 == 0o600
     assert known(copy) == [(True, True), (False, False)]
+
+
+@pytest.mark.parametrize("count", [ROWS_TOGETHER, ROWS_TOGETHER + 1, 3 * ROWS_TOGETHER + 5])
+def test_any_number_of_rows_is_written_at_once(folder: Path, count: int) -> None:
+    rows = {number.to_bytes(2, "big"): b"%d" % number for number in range(count)}
+    written(folder, [("turn", key, data) for key, data in rows.items()] + [("body", b"", b"x")])
+    assert written(folder, [("turn", key, None) for key in rows][1:])["turn"] == rows
+    first = bytes(2)
+    left = {table: {} for table in TABLES} | {"turn": {first: rows[first]}, "body": {b"": b"x"}}
+    assert written(folder, []) == left
+
+
+def written(folder: Path, changes: list[Change]) -> Rows:
+    """What the file held before the changes."""
+    file = StateFile(folder, LARGE)
+    file.claim()
+    before = file.read()
+    file.write(changes)
+    file.close()
+    return before
 
 
 def test_what_is_deleted_is_not_in_the_file_any_more(folder: Path) -> None:
