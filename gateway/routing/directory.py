@@ -94,13 +94,15 @@ class BlockDirectory:
         # No loop over keys: prompts have thousands, and this is asked at every placement.
         for start in range(0, counting, _PIECE):
             piece = keys[start : min(start + _PIECE, counting)]
+            if device.issuperset(piece):
+                near, present = near + len(piece), present + len(piece)
+                continue
             here = list(map(device.__contains__, piece))
-            if False in here:
-                either = list(map(or_, here, map(host.__contains__, piece)))
-                if False in either:
-                    present += either.index(False)
-                    near += here[: either.index(False)].count(True)
-                    break
+            either = list(map(or_, here, map(host.__contains__, piece)))
+            if False in either:
+                present += either.index(False)
+                near += here[: either.index(False)].count(True)
+                break
             present += len(piece)
             near += here.count(True)
         return _Found(keys, counting, near, present - near)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
@@ -15,7 +14,6 @@ from alipes.gateway.text.messages import Message
 from alipes.gateway.text.tokens import Cuts
 from alipes.instance.contract import TokenIds
 
-_KEY_BYTES: Final = 16
 _KEY_COST: Final = 200
 
 
@@ -25,7 +23,7 @@ class Known(msgspec.Struct, eq=False):
     text: str
     ids: TokenIds
     cuts: Cuts
-    keys: set[bytes] = msgspec.field(default_factory=set)
+    keys: set[int] = msgspec.field(default_factory=set)
 
     @property
     def cost(self) -> int:
@@ -34,15 +32,14 @@ class Known(msgspec.Struct, eq=False):
 
 def message_keys(
     tenant: str, tools: Sequence[Message] | None, messages: Iterable[Message]
-) -> list[bytes]:
-    """Chained 16-byte digests: of tenant and tools, then of each message after them."""
+) -> list[int]:
+    """Chained 64-bit hashes: of tenant and tools, then of each message after them. They only lead
+    to what is known, as its text is compared, so that Python's own, which are fast, will do."""
     encode = msgspec.json.encode
-    # A long conversation is digested anew at every turn; for SHA-256 processors have instructions.
-    keys = [hashlib.sha256(encode((tenant, tools or None))).digest()[:_KEY_BYTES]]
+    keys = [hash((tenant, encode(tools or None)))]
     for message in messages:
-        following = hashlib.sha256(keys[-1])
-        following.update(encode(message))
-        keys.append(following.digest()[:_KEY_BYTES])
+        more = {name: value for name, value in message.items() if name not in ("role", "content")}
+        keys.append(hash((keys[-1], message["role"], message["content"], encode(more))))
     return keys
 
 
@@ -79,7 +76,7 @@ class PromptCache:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._by_key: dict[bytes, Known] = {}
+        self._by_key: dict[int, Known] = {}
         self._order: OrderedDict[int, Known] = OrderedDict()
         self._cost = 0
 
@@ -91,7 +88,7 @@ class PromptCache:
     def __len__(self) -> int:
         return len(self._order)
 
-    def find(self, keys: Sequence[bytes]) -> Known | None:
+    def find(self, keys: Sequence[int]) -> Known | None:
         """The prompt of the longest beginning that is known; ``keys`` from short to long."""
         for key in reversed(keys):
             if known := self._by_key.get(key):
@@ -99,7 +96,7 @@ class PromptCache:
                 return known
         return None
 
-    def store(self, keys: Sequence[bytes], known: Known) -> None:
+    def store(self, keys: Sequence[int], known: Known) -> None:
         """Keeps ``known`` under all ``keys``, unless it alone would exceed the limit."""
         if known.cost + _KEY_COST * len(keys) > self._limit:
             return
