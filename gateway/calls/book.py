@@ -349,8 +349,8 @@ class CallBook:
         self._complete(call, completion, now)
         finished = Finished(
             call_id=b"",
-            reason=FinishReason.LENGTH,
-            stop_id=None,
+            reason=FinishReason.LENGTH if call.stop_id is None else FinishReason.STOP,
+            stop_id=call.stop_id,
             prompt_tokens=len(call.request.tokens),
             cached_tokens=call.cached_tokens,
             completion_tokens=len(call.drawn),

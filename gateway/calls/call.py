@@ -75,9 +75,15 @@ class Call:
         return self.legs[0].instance if self.legs else ""
 
     @property
+    def stop_id(self) -> int | None:
+        """The drawn token that ends it, if there is one."""
+        last = self.drawn[-1] if self.drawn else None
+        return last if last in self.request.stop_ids else None
+
+    @property
     def complete(self) -> bool:
         """Nothing is left to be drawn."""
-        return len(self.drawn) >= self.request.max_tokens
+        return self.stop_id is not None or len(self.drawn) >= self.request.max_tokens
 
     @property
     def claim(self) -> Claim:

@@ -128,6 +128,20 @@ def test_a_stream_may_be_interrupted_again_and_again(staged: Staged) -> None:
     staged(body)
 
 
+def test_a_drawn_stop_token_ends_a_call_whose_instance_is_lost_with_it(staged: Staged) -> None:
+    async def body(stage: Any) -> None:
+        reply, task = stage.browser.open("POST", CHAT, raw(CHAT))
+        ((name, call),) = await stage.fleet.submitted()
+        stage.fleet.start(name, call)
+        stage.fleet.say(name, call, "ab\0")
+        stage.dispatcher.lost(name, "killed")
+        await asyncio.wait_for(task, 5)
+        assert reply.json()["choices"][0]["finish_reason"] == "stop"
+        assert reply.json()["usage"]["completion_tokens"] == 3
+
+    staged(body)
+
+
 def test_a_stream_waits_for_the_only_instance_to_come_back(staged: Staged) -> None:
     async def body(stage: Any) -> None:
         fields = {"model": "cold-model", "stream": True}
