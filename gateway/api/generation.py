@@ -76,6 +76,7 @@ class Job:
             claim=claim,
             stem=self.stems[prompt],
             messages=self.messages,
+            shortens=True,
         )
 
 

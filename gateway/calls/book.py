@@ -16,6 +16,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -34,7 +35,7 @@ from alipes.gateway.calls.events import (
     refusal,
 )
 from alipes.gateway.calls.request import CallRequest
-from alipes.gateway.routing.decision import Completion, Placement, Reject, Wait
+from alipes.gateway.routing.decision import Completion, Placement, Reject, RejectKind, Wait
 from alipes.gateway.routing.router import Router
 from alipes.gateway.routing.sessions import SessionTable
 from alipes.instance.contract import (
@@ -58,8 +59,14 @@ from alipes.instance.contract import (
 LEG_ID_BYTES: Final = 16
 MAX_ATTEMPTS: Final = 6
 MAX_LOSSES: Final = 3
-"""Attempts of a call, and instances that die under it, without a token drawn in between: then it
+"""Instances that die under a call which they have begun, without a token drawn in between: then it
 may be the call that they die of."""
+MAX_DEATHS: Final = 8
+FORGIVEN_TOKENS: Final = 64
+"""So many such deaths end a call too, where fewer tokens are drawn in between."""
+MAX_REFUSALS: Final = 40
+"""Attempts of a call that has drawn: its client has a part of the answer, so that full instances
+are asked again for some two minutes."""
 PAUSE_NS: Final = 50_000_000
 """Before the second attempt of a call that an instance refused; doubled for every further one."""
 
@@ -243,18 +250,31 @@ class CallBook:
             case Failed(failure=FailureClass.OVERLOADED | FailureClass.GONE):
                 self._interrupt(leg.call, failure_of(body), now, at_once=False)
             case Failed(failure=FailureClass.BROKEN):
-                leg.call.losses += 1
+                self._died(leg)
                 self._interrupt(leg.call, failure_of(body), now, at_once=False)
             case Failed():
                 self._end(leg.call, failure_of(body), now)
 
     def _drew(self, leg: Leg, tokens: Sequence[int]) -> None:
-        if leg.call.stage is Stage.SENT:
-            leg.call.move(Stage.STREAMING)
-            leg.call.attempts, leg.call.losses = 1, 0
-        leg.call.drawn += tokens
+        call = leg.call
+        leg.begun = True
+        if call.stage is Stage.SENT:
+            call.move(Stage.STREAMING)
+            call.attempts, call.losses = 1, 0
+        call.drawn += tokens
+        if len(call.drawn) - call.lost_at >= FORGIVEN_TOKENS:
+            call.deaths = 0
+
+    @staticmethod
+    def _died(leg: Leg) -> None:
+        """The instance ended under the leg: of one that it had not begun with, it did not die."""
+        if leg.begun:
+            leg.call.losses += 1
+            leg.call.deaths += 1
+            leg.call.lost_at = len(leg.call.drawn)
 
     def _started(self, leg: Leg, started: Started, now: int) -> None:
+        leg.begun = True
         self.router.started(leg.id, now)
         if not leg.carried:
             leg.call.cached_tokens, leg.call.begun = started.cached_tokens, now
@@ -263,6 +283,7 @@ class CallBook:
     def _finished(self, leg: Leg, finished: Finished, now: int) -> None:
         if not leg.carried:
             leg.call.cached_tokens = finished.cached_tokens
+        leg.begun = True
         completion = Completion(finished.completion_tokens, finished.prefix, finished.prefix_tokens)
         self._complete(leg.call, completion, now)
         self._end(leg.call, finished, now)
@@ -270,7 +291,7 @@ class CallBook:
     def _lose(self, name: str, reason: str, now: int) -> None:
         failure = CallFailure(FailureKind.LOST, f"instance {name} was lost: {reason}")
         for leg in self.on(name):
-            leg.call.losses += 1
+            self._died(leg)
             self._interrupt(leg.call, failure, now, at_once=True)
 
     def _interrupt(self, call: Call, failure: CallFailure, now: int, *, at_once: bool) -> None:
@@ -280,15 +301,20 @@ class CallBook:
         self._drop_legs(call, now)
         if call.complete:
             self._end_complete(call, now)
-        elif call.attempts >= MAX_ATTEMPTS or call.losses >= MAX_LOSSES:
+        elif self._hopeless(call):
             self._end(call, failure, now)
         elif at_once:
             self._place(call, now)
         else:
             call.move(Stage.PAUSED)
             self._waiting[call] = None
-            due = now + (PAUSE_NS << (call.attempts - 1))
+            due = now + (PAUSE_NS << min(call.attempts - 1, MAX_ATTEMPTS))
             heapq.heappush(self._paused, (due, next(self._serials), call))
+
+    @staticmethod
+    def _hopeless(call: Call) -> bool:
+        tries = MAX_REFUSALS if call.drawn else MAX_ATTEMPTS
+        return call.attempts >= tries or call.losses >= MAX_LOSSES or call.deaths >= MAX_DEATHS
 
     # --- placement -------------------------------------------------------------------------------
 
@@ -305,7 +331,8 @@ class CallBook:
     def _follow(self, leg: Leg, outcome: Placement | Wait | Reject, now: int) -> None:
         call = leg.call
         if isinstance(outcome, Reject):
-            self._end(call, refusal(outcome), now)
+            if outcome.kind is not RejectKind.TOO_LARGE or not self._shortened(call, now):
+                self._end(call, refusal(outcome), now)
         elif isinstance(outcome, Placement):
             leg.instance = outcome.instance
             leg.kv_format = call.kv_format = self._formats[leg.instance, call.request.model]
@@ -317,6 +344,19 @@ class CallBook:
         elif outcome.probe:
             self._out.append(Send(outcome.probe, Ping()))
 
+    def _shortened(self, call: Call, now: int) -> bool:
+        """Place it anew with as many tokens as there is room for, as it would have been had its
+        instances told their room before it came."""
+        request = call.request
+        room = self.router.longest_call(request.model, len(request.tokens))
+        most = (room or 0) - len(request.tokens)
+        if not request.shortens or not len(call.drawn) < most < request.max_tokens:
+            return False
+        call.request = replace(request, max_tokens=most)
+        self._drop_legs(call, now)
+        self._place(call, now)
+        return True
+
     # --- ends ------------------------------------------------------------------------------------
 
     def _withdraw(self, call: Call) -> None:
@@ -324,19 +364,25 @@ class CallBook:
         self._out += [Send(leg.instance, Cancel(leg.id)) for leg in call.legs if leg.instance]
 
     @staticmethod
+    def _held(call: Call) -> bool:
+        """Whether the instance that the call is on has computed something of it."""
+        return any(leg.begun for leg in call.legs)
+
+    @staticmethod
     def _present(call: Call) -> Completion:
         """A call that ends with what has been drawn."""
         path, drawn = call.session.path, len(call.drawn)
-        keys = path.keys(call.kv_format) if call.instance else ()
+        keys = path.keys(call.kv_format) if CallBook._held(call) else ()
         return Completion(drawn, keys[-1] if keys else b"", len(keys) * path.block_tokens)
 
     def _complete(self, call: Call, completion: Completion, now: int) -> None:
         """The call has what it was for: its session goes on from here."""
         for leg in call.legs:
-            self.router.complete(leg.id, now, completion)
+            if leg.begun:
+                self.router.complete(leg.id, now, completion)
         self.sessions.finished(
             call.session,
-            call.instance,
+            call.instance if self._held(call) else "",
             np.array(call.drawn, np.int32),
             call.cached_tokens,
             completion.prefix_tokens,

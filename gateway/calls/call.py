@@ -47,11 +47,12 @@ MOVES: Final[dict[Stage, frozenset[Stage]]] = {
 class Call:
     """The handle that cancels the call. ``legs`` are those of the present attempt, of the last one
     once it has ended. Of the attempts since one has drawn a token, that one included, there are
-    ``attempts``, and ``losses`` ended with the instance. ``drawn`` are the ids that its client has,
-    of all attempts; ``cached_tokens`` of the prompt needed no computing in the attempt that drew
-    the first of them. ``arrived`` and ``begun``, when an instance took it, are ns of the caller's
-    clock, the latter 0 while unknown. ``kv_format`` is that of its model where it was last
-    placed."""
+    ``attempts``, and ``losses`` had begun and ended with the instance. ``deaths`` counts such
+    losses over more tokens (see ``book``), of which ``lost_at`` had been drawn at the last one.
+    ``drawn`` are the ids that its client has, of all attempts; ``cached_tokens`` of the prompt
+    needed no computing in the attempt that drew the first of them. ``arrived`` and ``begun``, when
+    an instance took it, are ns of the caller's clock, the latter 0 while unknown. ``kv_format`` is
+    that of its model where it was last placed."""
 
     request: CallRequest
     session: SessionCall
@@ -60,6 +61,8 @@ class Call:
     legs: tuple[Leg, ...] = ()
     attempts: int = 0
     losses: int = 0
+    deaths: int = 0
+    lost_at: int = 0
     drawn: list[int] = field(default_factory=list)
     cached_tokens: int = 0
     begun: int = 0
@@ -108,7 +111,7 @@ class Call:
 class Leg:
     """``path`` is what an instance computes before it draws: the prompt and ``carried`` tokens of
     earlier attempts. ``instance`` is empty until one is found; ``kv_format`` is that of the model
-    there."""
+    there; ``begun`` once it has told of the call."""
 
     call: Call
     id: bytes
@@ -116,6 +119,7 @@ class Leg:
     carried: int
     instance: str = ""
     kv_format: str = ""
+    begun: bool = False
 
     def shape(self) -> CallShape:
         """The leg as placement sees it."""

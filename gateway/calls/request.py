@@ -15,7 +15,8 @@ class CallRequest:
     """One sequence to generate: ``tokens`` (n,) int32 is the whole prompt, ``forced`` int32
     little-endian ids that replace draws. ``sampling.seed`` is set. ``claim`` is what the client
     says of its session, whose next prompt begins with the first ``stem`` ids of this one.
-    ``messages`` are those that the prompt was made of, if it was."""
+    ``messages`` are those that the prompt was made of, if it was. With ``shortens`` it draws fewer
+    tokens where no instance has room for so many."""
 
     model: str
     tenant: str
@@ -27,3 +28,4 @@ class CallRequest:
     claim: Claim = NO_CLAIM
     stem: int = 0
     messages: Sequence[Mapping[str, Any]] | None = None
+    shortens: bool = False

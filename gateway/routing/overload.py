@@ -31,6 +31,13 @@ def too_large(call: CallShape, serving: Iterable[InstanceState]) -> Reject | Non
     return Reject(call.call_id, RejectKind.TOO_LARGE, misfits[0])
 
 
+def misfit_of(instance: InstanceState, call: CallShape) -> str:
+    """Why the call can never run on an instance that has told what it holds; empty when it can."""
+    report = instance.reports[call.model]
+    size = instance.hello.block_tokens if instance.hello is not None else 1
+    return misfit(report, size, call.prompt_tokens, call.max_tokens)
+
+
 def draining(call: CallShape, serving: Collection[InstanceState]) -> Reject | None:
     """A call whose model is on instances that all drain: none takes it before it starts anew."""
     names = [instance.name for instance in serving if instance.up and instance.drains]

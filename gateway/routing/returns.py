@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from alipes.gateway.routing.admission import is_full, misfit
@@ -61,12 +61,11 @@ class Returns:
 
     def checked(
         self, instances: Mapping[str, InstanceState], now: int
-    ) -> list[tuple[CallShape, InstanceState | None]]:
+    ) -> Iterator[tuple[CallShape, InstanceState | None]]:
         """The calls whose check is over, with the instance that they return to, or None where the
-        lease is discarded. An instance whose check failed is not asked again before something is
-        heard of it."""
-        over = []
-        for check in self.checks:
+        lease is discarded; one by one, as each may take the last place. An
+        instance whose check failed is not asked again before something is heard of it."""
+        for check in tuple(self.checks):
             call, instance = check.call, instances[check.lease.instance]
             alive = instance.heard_since(check.asked)
             if not alive and self.checks.over(check, now):
@@ -76,8 +75,7 @@ class Returns:
             self.checks.remove(call.call_id)
             good = self._good(check.lease, call, instance)
             self._leases.settle(good)
-            over.append((call, instance if good else None))
-        return over
+            yield call, instance if good else None
 
     def given_up(self, call_id: bytes) -> None:
         """The call waits no longer, if it did."""

@@ -91,6 +91,7 @@ class Router:
         lost = self.disconnected(hello.name, now)
         self._instances[hello.name].connected(hello, now)
         self._appraiser.profiles.connected(hello)
+        self._waiting.bring_back()
         self._stirred = True
         return lost
 
@@ -148,7 +149,8 @@ class Router:
         if refusal is not None:
             return refusal
         self._expire_leases(now)
-        self._tally.arrived(call.branch)
+        if not call.begun:
+            self._tally.arrived(call.branch)
         held = self._leases.of(call.branch, now)
         self._stirred |= held is not None
         answer: Placement | Wait | Reject
@@ -159,7 +161,8 @@ class Router:
                 answer = Wait(call.call_id, Reason.CHECK, (), lease.instance)
             case instance:
                 answer = self._return(call, instance, now)
-        self._replicas.arrived(call.model, now)
+        if not call.begun:
+            self._replicas.arrived(call.model, now)
         return answer
 
     def _return(self, call: CallShape, instance: InstanceState, now: int) -> Placement:
@@ -167,7 +170,7 @@ class Router:
         return self._put(call, candidate, Reason.LEASE, (candidate,), now)
 
     def _place_anew(self, call: CallShape, now: int) -> Placement | Wait | Reject:
-        if self._waiting.ahead(call):
+        if self._waiting.ahead(call) and not self._out_of_reach(call):
             return self._queue(call, Reason.BEHIND, (), now)
         candidates = self._candidates(call, now)
         placement = self._choose(call, candidates, now)
@@ -261,15 +264,17 @@ class Router:
         return self._leases.of(branch, now)
 
     def longest_call(self, model: str, prompt: int = 0) -> int | None:
-        """Tokens, prompt and output, of the longest call that any instance can hold; None while
-        none has told, or one has not and a ``prompt`` of so many fits none of the others."""
+        """Tokens, prompt and output, of the longest call that any instance can hold, of those that
+        are there if a ``prompt`` of so many fits there; None while none has told, or one has not
+        and the prompt fits none of the others."""
         states = self._serving.get(model, ())
-        told = [
-            longest_call(state.reports[model], state.hello.block_tokens)
+        told = {
+            state.name: longest_call(state.reports[model], state.hello.block_tokens)
             for state in states
             if state.hello is not None and model in state.reports
-        ]
-        longest = max(told, default=0)
+        }
+        there = max((told[s.name] for s in states if s.up and s.name in told), default=0)
+        longest = there if there > prompt else max(told.values(), default=0)
         return longest if longest > prompt or len(told) == len(states) > 0 else None
 
     def status(self, now: int) -> RouterStatus:
@@ -283,7 +288,11 @@ class Router:
         return RouterStatus(
             all(models.values()),
             models,
-            dict(self._returns.checks.depths() + Counter(self._waiting.depths())),
+            dict(
+                self._returns.checks.depths()
+                + Counter(self._waiting.depths())
+                + self._waiting.aside()
+            ),
             instances,
             self._tally.counts(),
             self._leases.counts(),
@@ -364,14 +373,24 @@ class Router:
     ) -> Wait | Reject:
         if self._waiting.full_for(call):
             return overload.overloaded(call, len(self._waiting), self._retry_after(call, now))
-        self._waiting.add(call, now)
+        self._waiting.add(call, now, aside=self._out_of_reach(call))
         return Wait(call.call_id, reason, candidates)
+
+    def _out_of_reach(self, call: CallShape) -> bool:
+        """Whether the instances that are there can never hold the call, so that it waits for one
+        that is away."""
+        there = [i for i in self._serving[call.model] if i.up and call.model in i.reports]
+        return bool(there) and all(overload.misfit_of(instance, call) for instance in there)
 
     def _retry_model(self, model: str, now: int) -> list[Placement | Reject]:
         """Place calls of one model in their order until one has to go on waiting."""
         answers: list[Placement | Reject] = []
         while (queued := self._waiting.head(model)) is not None:
-            answer = self._refusal(queued.call) or self._retry_call(queued.call, now)
+            refusal = self._refusal(queued.call)
+            if refusal is None and self._out_of_reach(queued.call):
+                self._waiting.set_aside(queued.call)
+                continue
+            answer = refusal or self._retry_call(queued.call, now)
             if answer is None:
                 break
             answers.append(answer)

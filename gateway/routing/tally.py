@@ -27,11 +27,12 @@ class Tally:
             self._back += 1
 
     def placed(self, call: CallShape, instance: str, opens: bool, active_elsewhere: bool) -> None:
-        """``active_elsewhere``: an instance that could be used had the model active."""
+        """``active_elsewhere``: an instance that could be used had the model active. A call that
+        goes on elsewhere is no return."""
         self._placed += 1
         self._opens += opens
         self._avoidable += opens and active_elsewhere
-        if call.branch in self._last:
+        if call.branch in self._last and not call.begun:
             self._returns += 1
             self._same += self._last[call.branch] == instance
 

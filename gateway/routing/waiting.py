@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
 from alipes.gateway.routing.decision import CallShape
@@ -46,13 +47,15 @@ class _Line:
 class WaitingCalls:
     """Calls wait by model. Within a model those go first that had begun on an instance which they
     lost: their clients have seen a part of the answer. Of the others tenants take turns, and a
-    tenant's calls keep their order, so that no call is passed for ever."""
+    tenant's calls keep their order, so that no call is passed for ever. A call is set aside while
+    only an instance that is away could hold it: it waits, and nobody waits behind it."""
 
     def __init__(self, depth: int, timeout: int) -> None:
         self.configure(depth, timeout)
         # In the order of arrival, which is that of the deadlines.
         self._calls: dict[bytes, Queued] = {}
         self._lines: dict[str, _Line] = {}
+        self._aside: dict[bytes, None] = {}
 
     def configure(self, depth: int, timeout: int) -> None:
         """How many calls may wait, and how long each (ns): those that wait already too. More of
@@ -84,10 +87,29 @@ class WaitingCalls:
             return 0
         return len(line.begun if call.begun else line.calls)
 
-    def add(self, call: CallShape, now: int) -> None:
+    def add(self, call: CallShape, now: int, aside: bool = False) -> None:
         """``now`` never falls from call to call."""
         self._calls[call.call_id] = Queued(call, now)
-        self._lines.setdefault(call.model, _Line()).add(call)
+        if aside:
+            self._aside[call.call_id] = None
+        else:
+            self._lines.setdefault(call.model, _Line()).add(call)
+
+    def set_aside(self, call: CallShape) -> None:
+        """One that waits in a line."""
+        self._leave_line(call)
+        self._aside[call.call_id] = None
+
+    def bring_back(self) -> None:
+        """All that were set aside wait in line again."""
+        aside, self._aside = self._aside, {}
+        for call_id in aside:
+            call = self._calls[call_id].call
+            self._lines.setdefault(call.model, _Line()).add(call)
+
+    def aside(self) -> Counter[str]:
+        """How many calls of each model are set aside."""
+        return Counter(self._calls[call_id].call.model for call_id in self._aside)
 
     def heads(self) -> list[Queued]:
         """The next call of each model, the one that came first in front."""
@@ -108,12 +130,17 @@ class WaitingCalls:
         queued = self._calls.pop(call_id, None)
         if queued is None:
             return None
-        call = queued.call
+        if call_id in self._aside:
+            del self._aside[call_id]
+        else:
+            self._leave_line(queued.call)
+        return queued.call
+
+    def _leave_line(self, call: CallShape) -> None:
         line = self._lines[call.model]
         line.remove(call)
         if not line.calls:
             del self._lines[call.model]
-        return call
 
     def next_deadline(self) -> int | None:
         for queued in self._calls.values():

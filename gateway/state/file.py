@@ -108,6 +108,10 @@ class StateFile:
             if db.in_transaction:
                 db.execute("ROLLBACK")
             raise
+        if any(gone.values()):
+            # What is deleted is overwritten in the file at once, but its text stays in the log.
+            with contextlib.suppress(sqlite3.OperationalError):
+                db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
     def set_aside(self) -> None:
         """Make room for a new file; this one goes in the place of the last that was broken."""

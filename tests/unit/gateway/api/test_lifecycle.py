@@ -153,6 +153,7 @@ def test_instances_do_not_die_of_one_call_without_end(staged: Staged, broken: bo
 
         async def die(attempt: int, token: bool) -> None:
             name, call = (await stage.fleet.submitted(attempt))[-1]
+            stage.fleet.start(name, call)
             stage.fleet.say(name, call, "x" if token else "")
             if broken:
                 stage.fleet.fail(name, call, FailureClass.BROKEN, "the engine loop broke: Oops()")

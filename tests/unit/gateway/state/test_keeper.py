@@ -125,6 +125,9 @@ def test_what_is_deleted_is_not_in_the_file_any_more(folder: Path) -> None:
             tables.respond("a", 50_000)
             await flushed(keeper)
             tables.responses.remove("t", "a", time.monotonic_ns())
+            await flushed(keeper)
+            for suffix in ("", "-wal"):
+                assert b"2" * 100 not in (folder / f"{NAME}{suffix}").read_bytes()
 
     asyncio.run(life())
     assert b"2" * 100 not in (folder / NAME).read_bytes()
