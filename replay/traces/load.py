@@ -10,6 +10,7 @@ from typing import Final
 
 from alipes.replay.traces import agentic_writer, own
 from alipes.replay.traces.check import check
+from alipes.replay.traces.claude_code import without_copies
 from alipes.replay.traces.form import Trace
 from alipes.replay.traces.formats import READERS, Reading, format_of
 from alipes.replay.traces.hash_ids import BLOCK
@@ -34,26 +35,32 @@ def load(
     if format is not None and format not in READERS:
         raise ValueError(f"no format {format!r}; use one of {', '.join(READERS)}")
     reading = Reading(count, block)
+    traces = [_read(path, format, reading) for path in paths]
+    if len(traces) == 1:
+        return traces[0]
+    traces = without_copies(traces)
     sources: dict[str, Path] = {}
-    traces = []
-    for path in paths:
-        trace = _read(path, format, reading)
+    for path, trace in zip(paths, traces, strict=True):
         for session in trace.sessions:
             if session.id in sources:
                 problem = f"session {session.id!r} is also in {sources[session.id]}"
                 raise TraceError(path, "", problem, "give each file once, or rename a session")
             sources[session.id] = path
-        traces.append(trace)
     sessions = tuple(session for trace in traces for session in trace.sessions)
-    return Trace(", ".join(dict.fromkeys(trace.source for trace in traces)), sessions)
+    return Trace(
+        ", ".join(dict.fromkeys(trace.source for trace in traces)),
+        sessions,
+        tuple(warning for trace in traces for warning in trace.warnings),
+    )
 
 
 def _read(path: Path, format: str | None, reading: Reading) -> Trace:
     data = bytes_of(path)
-    trace = READERS[format or format_of(path, data)](path, data, reading)
+    trace = READERS[format or format_of(path, data).format](path, data, reading)
     if not trace.sessions:
         raise TraceError(path, "", "holds no session", "give a file with at least one")
-    check(trace, path)
+    if not trace.checked:
+        check(trace, path)
     return trace
 
 
