@@ -15,11 +15,13 @@ INDEX := $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX))
 
 export OMP_WAIT_POLICY ?= PASSIVE
 
-.PHONY: help demo test lint types install clean
+.PHONY: help demo test test-clients test-oracles lint types install clean
 
 help:
 	@echo "make demo   install, start the whole stack, ask a question, replay an agent run"
 	@echo "make test   install what tests need and run them, JOBS=2 at a time"
+	@echo "make test-clients   real agents (npm) through the gateway, in an environment of their own"
+	@echo "make test-oracles   read replies as SGLang and vLLM do, with parsers it fetches (400 MB)"
 	@echo "make lint   ruff: rules and format      make types   mypy, strict"
 	@echo "make clean  remove .venv and what the tools left"
 
@@ -28,6 +30,12 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed-test
 	$(RUN) pytest -n $(JOBS) --dist worksteal
+
+test-clients: $(VENV)/installed-test
+	$(RUN) pytest -m clients -rs tests/clients
+
+test-oracles: $(VENV)/installed-test
+	$(RUN) pytest -m oracle -rs tests/oracles
 
 lint: $(VENV)/installed-test
 	$(BIN)/ruff check .
