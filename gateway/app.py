@@ -17,7 +17,7 @@ from typing import Final
 import uvloop
 from msgspec.structs import replace
 
-from alipes.gateway.api.routes import build_app
+from alipes.gateway.api.routes import build_app, build_web
 from alipes.gateway.api.service import Service
 from alipes.gateway.calls.book import CallBook
 from alipes.gateway.calls.events import CallFailure, FailureKind
@@ -91,7 +91,7 @@ class Gateway:
         self.hopeless = asyncio.Event()
         self.app = build_app(cluster, texts, self.dispatcher, self.metrics)
         self.service: Service = self.app.state.service
-        self.http = HttpServer(self.app, settings.host, settings.port)
+        self.http = HttpServer(build_web(self.app), settings.host, settings.port)
         kept = sessions, self.service.responses
         self.state = StateKeeper(state, cluster.state.max_bytes, *kept) if state else None
 

@@ -142,7 +142,8 @@ class RecordSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """``endpoint`` is where instances connect (ZeroMQ); empty is a local socket of this user."""
+    """``endpoint`` is where instances connect (ZeroMQ); empty is a local socket of this user. Pages
+    of ``cors_origins`` may ask from a browser; ``*`` is all."""
 
     host: Text = "127.0.0.1"
     port: Port = 8000
@@ -150,6 +151,7 @@ class GatewaySettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     limits: Limits = Limits()
     api_keys: tuple[ApiKey, ...] = ()
     allow_forced_tokens: bool = False
+    cors_origins: tuple[Text, ...] = ()
     record: RecordSettings | None = None
 
 
@@ -197,8 +199,12 @@ class InstanceEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Cluster(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """``aliases`` are other names that clients may use for models; one that ends in ``*`` stands
+    for all names that begin so."""
+
     models: dict[str, ModelEntry]
     instances: dict[str, InstanceEntry]
+    aliases: dict[str, str] = {}
     gateway: GatewaySettings = GatewaySettings()
     targets: Targets = Targets()
     routing: RoutingEntry = RoutingEntry()
@@ -309,7 +315,9 @@ def _cluster(raw: dict[str, Any], folder: Path, environ: Mapping[str, str]) -> C
         ablations=convert(top.ablations, Ablations, "ablations"),
         state=_kept(convert(with_sizes(top.state, "state"), StateSettings, "state"), folder),
         cache=str(_absolute(cache, folder)),
+        aliases=convert(top.aliases, dict[str, str], "aliases"),
     )
+    _check_aliases(cluster)
     _check_instances(cluster)
     _check_targets(targets)
     _check_keys(gateway.api_keys)
@@ -319,6 +327,7 @@ def _cluster(raw: dict[str, Any], folder: Path, environ: Mapping[str, str]) -> C
 class _Outline(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     models: dict[str, Any]
     instances: dict[str, Any]
+    aliases: dict[str, Any] = {}
     gateway: dict[str, Any] = {}
     targets: dict[str, Any] = {}
     routing: dict[str, Any] = {}
@@ -415,6 +424,17 @@ def _check_targets(targets: Targets) -> None:
             raise FieldError(f"targets.{name}", "must be above 0 and at most 86400 (seconds)")
     if not 0 < targets.gamma < 1:
         raise FieldError("targets.gamma", f"must be between 0 and 1, got {targets.gamma:g}")
+
+
+def _check_aliases(cluster: Cluster) -> None:
+    for alias, model in cluster.aliases.items():
+        if alias in cluster.models:
+            raise FieldError(f"aliases.{alias}", "is a model of the file; leave the alias out")
+        if model not in cluster.models:
+            raise FieldError(
+                f"aliases.{alias}",
+                f"unknown model {model!r}; {nearest(model, list(cluster.models))}",
+            )
 
 
 def _check_keys(keys: tuple[ApiKey, ...]) -> None:

@@ -17,7 +17,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-PROTOCOL: Final = 3
+PROTOCOL: Final = 4
 BLOCK_TOKENS: Final = 64
 KEY_BYTES: Final = 16
 BEAT_SECONDS: Final = 1.0
@@ -184,6 +184,8 @@ class Sampling(Wire, frozen=True, omit_defaults=True):
     """How to draw tokens. ``top_k`` 0 is off; ``top_logprobs`` -1 asks for no logprobs at all,
     0 for the drawn token's alone. ``seed`` is always set by the gateway: the noise at a
     position is a function of (seed, position) only. ``logit_bias`` maps token id to an addend.
+    ``grammar`` is what ``llguidance`` takes, empty without one: only tokens that it allows after
+    those drawn so far are drawn, and none that ends the text before the grammar may end.
     """
 
     temperature: float = 1.0
@@ -196,12 +198,14 @@ class Sampling(Wire, frozen=True, omit_defaults=True):
     repetition_penalty: float = 1.0
     logit_bias: dict[int, float] = msgspec.field(default_factory=dict)
     top_logprobs: int = -1
+    grammar: str = ""
 
 
 class Submit(Wire, frozen=True, omit_defaults=True):
     """One call. ``call_id`` is 16 bytes made by the gateway; ``tokens`` and ``forced`` are
     int32 little-endian ids. Generation ends at a stop id (reported, never part of the text) or
-    after ``max_tokens``. ``forced`` ids replace what would be drawn, where the file allows it.
+    after ``max_tokens``. ``forced`` ids replace what would be drawn, where the file allows it; a
+    call that has some cannot have a grammar.
     ``branch`` is the same opaque id for all calls of one context of a session, empty when it is
     not known. ``continuation`` tells that an earlier call of the branch has finished (whichever
     instance served it), ``final`` that no further one is to be expected. ``keys`` are those of all
@@ -501,7 +505,8 @@ class TopLogprob(Wire, frozen=True):
 
 class Drawn(Wire, frozen=True):
     """One new token of one call; ``logprob`` and ``top`` only where the call asked for them.
-    ``logprob`` is of the model's distribution after penalties and bias, before temperature."""
+    ``logprob`` is of the model's distribution after penalties and bias, before temperature and
+    whatever a grammar excludes."""
 
     call_id: bytes
     token: int

@@ -118,6 +118,8 @@ class EngineLoop:
                 failed = self._scheduler.submit(message, self._clock())
                 if failed is not None:
                     self._emit(failed)
+                elif message.sampling.grammar:
+                    self._engine.expect(message.model, message.sampling.grammar)
             case Cancel():
                 progress = self._scheduler.cancel(message.call_id, self._clock())
                 if progress is not None:

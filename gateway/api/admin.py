@@ -12,23 +12,34 @@ from alipes.gateway.api.service import Service
 
 
 async def list_models(service: Service, exchange: Exchange) -> None:
-    data = [_model(service, name) for name in service.texts]
+    data = [_model(service, name, model) for name, model in service.names.shown.items()]
     page = {"first_id": None, "last_id": None, "has_more": False}
     await exchange.reply({"object": "list", "data": data, **page})
 
 
 async def get_model(service: Service, exchange: Exchange) -> None:
-    await exchange.reply(_model(service, service.text(exchange.path_params["model"]).name))
+    name = exchange.path_params["model"]
+    await exchange.reply(_model(service, name, service.text(name).name))
 
 
-def _model(service: Service, name: str) -> dict[str, Any]:
+def _model(service: Service, name: str, model: str) -> dict[str, Any]:
     return {
         "id": name,
         "object": "model",
         "created": service.created,
         "owned_by": "alipes",
-        "max_model_len": service.context(service.texts[name]),
+        "max_model_len": service.context(service.texts[model]),
     }
+
+
+async def unserved(service: Service, exchange: Exchange) -> None:
+    """Endpoints that clients know from elsewhere."""
+    raise ApiError(
+        404,
+        ErrorClass.NOT_FOUND,
+        f"{exchange.record.route} is not served here: the models generate text",
+        code="unsupported_endpoint",
+    )
 
 
 async def health(service: Service, exchange: Exchange) -> None:

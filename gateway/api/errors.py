@@ -9,6 +9,11 @@ from math import ceil
 from typing import Any, Final
 
 from alipes.gateway.calls.events import CallFailure, FailureKind
+from alipes.gateway.text.errors import TextError
+
+OVERFLOW: Final = "context_length_exceeded"
+BUSY: Final = "server_is_overloaded"
+RETRY_SECONDS: Final = 1.0
 
 
 class ErrorClass(StrEnum):
@@ -20,13 +25,14 @@ class ErrorClass(StrEnum):
     NOT_FOUND = "not-found"
     TOO_LARGE = "too-large"
     RATE_LIMIT = "rate-limit"
+    OVERLOADED = "overloaded"
     UNAVAILABLE = "unavailable"
     INTERNAL = "internal"
 
 
 class ApiError(Exception):
     """Ends a call with ``status``. ``param`` names the culprit; ``retry_after`` is in seconds,
-    0 where trying again is pointless."""
+    0 where trying again is pointless. ``overflow``: tokens of a prompt, and how many may be."""
 
     def __init__(
         self,
@@ -36,6 +42,7 @@ class ApiError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after: float = 0.0,
+        overflow: tuple[int, int] | None = None,
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -44,6 +51,7 @@ class ApiError(Exception):
         self.param = param
         self.code = code
         self.retry_after = retry_after
+        self.overflow = overflow
 
     @property
     def headers(self) -> list[tuple[bytes, bytes]]:
@@ -65,6 +73,16 @@ def invalid(param: str, message: str, code: str | None = None) -> ApiError:
     return ApiError(400, ErrorClass.INVALID, f"{param}: {message}", param or None, code)
 
 
+def too_long(field: str, tokens: int, most: int) -> ApiError:
+    """A prompt that the model cannot hold, in the words by which agents of each dialect know that
+    they have to make it shorter."""
+    message = (
+        f"This model's maximum context length is {most} tokens. However, your {field} resulted in "
+        f"{tokens} tokens. Please reduce the length of the {field}."
+    )
+    return ApiError(400, ErrorClass.INVALID, message, field, OVERFLOW, overflow=(tokens, most))
+
+
 def unknown_model(name: str, known: list[str]) -> ApiError:
     shown = name if len(name) <= 200 else name[:200] + "..."
     return ApiError(
@@ -76,17 +94,25 @@ def unknown_model(name: str, known: list[str]) -> ApiError:
     )
 
 
+def from_text(error: TextError) -> ApiError:
+    """The HTTP side of a request that cannot become a prompt."""
+    if error.overflow is not None:
+        return too_long(error.field, *error.overflow)
+    return invalid(error.field, error.message, error.code)
+
+
 def from_failure(failure: CallFailure) -> ApiError:
     """The HTTP side of a call that failed in the fleet."""
     status, kind, code = _FAILURES[failure.kind]
     message = f"{failure.field}: {failure.reason}" if failure.field else failure.reason
-    return ApiError(status, kind, message, failure.field or None, code, failure.retry_after)
+    after = failure.retry_after or (RETRY_SECONDS if status == 503 else 0.0)
+    return ApiError(status, kind, message, failure.field or None, code, after)
 
 
 _FAILURES: Final = {
     FailureKind.INVALID: (400, ErrorClass.INVALID, None),
-    FailureKind.OVERLOADED: (429, ErrorClass.RATE_LIMIT, "overloaded"),
-    FailureKind.TIMEOUT: (429, ErrorClass.RATE_LIMIT, "queue_timeout"),
+    FailureKind.OVERLOADED: (503, ErrorClass.OVERLOADED, BUSY),
+    FailureKind.TIMEOUT: (503, ErrorClass.OVERLOADED, BUSY),
     FailureKind.UNAVAILABLE: (503, ErrorClass.UNAVAILABLE, "unavailable"),
     FailureKind.LOST: (503, ErrorClass.UNAVAILABLE, "instance_lost"),
     FailureKind.STOPPING: (503, ErrorClass.UNAVAILABLE, "shutting_down"),
@@ -95,6 +121,7 @@ _FAILURES: Final = {
 
 _OPENAI_TYPES: Final = {
     ErrorClass.RATE_LIMIT: "rate_limit_error",
+    ErrorClass.OVERLOADED: "server_error",
     ErrorClass.UNAVAILABLE: "server_error",
     ErrorClass.INTERNAL: "server_error",
 }
@@ -106,6 +133,7 @@ _ANTHROPIC_TYPES: Final = {
     ErrorClass.NOT_FOUND: "not_found_error",
     ErrorClass.TOO_LARGE: "request_too_large",
     ErrorClass.RATE_LIMIT: "rate_limit_error",
+    ErrorClass.OVERLOADED: "overloaded_error",
     ErrorClass.UNAVAILABLE: "overloaded_error",
     ErrorClass.INTERNAL: "api_error",
 }
@@ -123,9 +151,13 @@ def _openai(error: ApiError, request_id: str) -> dict[str, Any]:
 
 
 def _anthropic(error: ApiError, request_id: str) -> dict[str, Any]:
+    message = error.message
+    if error.overflow is not None:
+        tokens, most = error.overflow
+        message = f"prompt is too long: {tokens} tokens > {min(most, tokens - 1)} maximum"
     return {
         "type": "error",
-        "error": {"type": _ANTHROPIC_TYPES[error.kind], "message": error.message},
+        "error": {"type": _ANTHROPIC_TYPES[error.kind], "message": message},
         "request_id": request_id,
     }
 

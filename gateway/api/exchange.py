@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from alipes.gateway.api.errors import ApiError, Dialect, ErrorClass, invalid
+from alipes.gateway.api.packed import unpacked
 from alipes.gateway.telemetry.record import CallRecord
 
 T = TypeVar("T")
@@ -21,6 +22,11 @@ JSON: Final = b"application/json"
 EVENTS: Final = b"text/event-stream; charset=utf-8"
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 _PLACE: Final = re.compile(r" - at `\$\.?(?P<path>.*?)`$")
+_ESCAPE: Final = re.compile(
+    rb"\\\\|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[dD][89a-fA-F][0-9a-fA-F]{2}"
+)
+"""An escaped backslash, a surrogate pair, or half of one."""
+_HALF_BYTES: Final = 6
 _MISSING: Final = re.compile(r"missing required field `(?P<name>[^`]+)`")
 
 
@@ -50,12 +56,17 @@ class Exchange:
     # --- in ---
 
     async def body(self, limit: int) -> bytes:
-        """The whole body. Raises a 413 above ``limit`` bytes, without reading on, and a 415 for
-        a compressed one."""
-        if self.headers.get("content-encoding", "identity") != "identity":
-            raise ApiError(
-                415, ErrorClass.INVALID, "content-encoding: send the body as it is", "body"
-            )
+        """The whole body, unpacked. Raises a 413 above ``limit`` bytes, packed or not, without
+        reading or unpacking on, and a 415 for a packing that is not known."""
+        body = await self._received(limit)
+        coding = self.headers.get("content-encoding", "")
+        if coding:
+            body = unpacked(body, coding, limit)
+            if len(body) > limit:
+                raise _too_large(limit)
+        return body
+
+    async def _received(self, limit: int) -> bytes:
         declared = self.headers.get("content-length", "0")
         if declared.isdecimal() and int(declared) > limit:
             raise _too_large(limit)
@@ -111,7 +122,8 @@ class Exchange:
         await self._start(200, EVENTS, [*fixed, *headers])
 
     async def write(self, data: bytes) -> None:
-        await self._send({"type": "http.response.body", "body": data, "more_body": True})
+        if data:
+            await self._send({"type": "http.response.body", "body": data, "more_body": True})
 
     async def close_stream(self) -> None:
         self.complete = True
@@ -142,15 +154,42 @@ class ClientGoneError(Exception):
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
     try:
-        return decoder.decode(body)
+        return _decoded(body, decoder)
     except msgspec.ValidationError as error:
         raise _wrong_field(str(error)) from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(
             400, ErrorClass.INVALID, f"body: not valid JSON: {error}", "body", "invalid_json"
         ) from None
     except RecursionError:
         raise invalid("body", "nested too deeply", "invalid_json") from None
+
+
+def _decoded(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:
+    """Half a surrogate pair, which agents send where they cut a text in the middle of a character,
+    is read as U+FFFD."""
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError:
+        raise
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        mended = _without_halves(body)
+        if mended == body:
+            raise
+        return decoder.decode(mended)
+
+
+def _without_halves(body: bytes) -> bytes:
+    try:
+        text = body.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return body
+    whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+    return _ESCAPE.sub(lambda match: _mended(match[0]), whole)
+
+
+def _mended(escape: bytes) -> bytes:
+    return rb"\ufffd" if len(escape) == _HALF_BYTES else escape
 
 
 def _wrong_field(text: str) -> ApiError:

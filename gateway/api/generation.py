@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,13 +13,21 @@ from alipes.gateway.api.exchange import ClientGoneError
 from alipes.gateway.calls.call import Call
 from alipes.gateway.calls.events import CallFailure
 from alipes.gateway.calls.request import CallRequest
+from alipes.gateway.conversation.message import Tool
 from alipes.gateway.dispatch import Dispatcher
 from alipes.gateway.inbox import ClientLeft, Inbox, InboxEvent
 from alipes.gateway.routing.decision import Placement
 from alipes.gateway.routing.identity import NO_CLAIM, Claim
 from alipes.gateway.telemetry.record import CallRecord
-from alipes.gateway.text.deltas import Delta, TextDelta, ToolStart
 from alipes.gateway.text.model import ModelText
+from alipes.gateway.text.reply.deltas import (
+    Delta,
+    PlainParser,
+    TextDelta,
+    ToolArguments,
+    ToolEnd,
+    ToolStart,
+)
 from alipes.gateway.text.stops import StopMatcher
 from alipes.instance.contract import (
     Drawn,
@@ -37,10 +45,11 @@ SEED_MASK: Final = (1 << 63) - 1
 class Job:
     """What a client asks for, in terms of no dialect. There are ``n`` choices for each prompt,
     numbered prompt by prompt; choice i draws with seed ``sampling.seed + i``. A prompt and its
-    output have ``context`` tokens at most. ``chat`` says whether tool calls are looked for in
-    the output, ``claim`` what the client tells of its session. A next prompt begins with the
-    first ``stems[i]`` ids of prompt i. ``messages`` are those that the prompt was made of, if it
-    was."""
+    output have ``context`` tokens at most. ``chat`` says whether thoughts and calls of ``tools``
+    are looked for in the output, which begins with thoughts where the prompt has ``opened`` them;
+    with ``mute`` calls are withheld. ``claim`` is what the client tells of its session. A next
+    prompt begins with the first ``stems[i]`` ids of prompt i. ``messages`` are those
+    that the prompt was made of, if it was."""
 
     text: ModelText
     prompts: tuple[TokenIds, ...]
@@ -52,7 +61,9 @@ class Job:
     stops: tuple[str, ...] = ()
     ignore_eos: bool = False
     forced: bytes = b""
-    tools: list[dict[str, Any]] | None = None
+    tools: tuple[Tool, ...] = ()
+    mute: bool = False
+    opened: bool = False
     chat: bool = True
     claim: Claim = NO_CLAIM
     messages: Sequence[Mapping[str, Any]] | None = None
@@ -111,26 +122,28 @@ class Usage:
 
 
 class Choice:
-    """The text of one call: ids to characters, stop strings, tool calls."""
+    """The text of one call: ids to characters, thoughts, tool calls, and stop strings in what
+    remains, which is what the client sees as text."""
 
     def __init__(self, job: Job, index: int) -> None:
         self.index = index
         self.tokens = 0
         self.finish: Finish | None = None
         self._decoder = job.text.decoder()
+        self._parser = job.text.output(job.tools, job.opened) if job.chat else PlainParser()
         self._stops = StopMatcher(job.stops)
-        self._parser = job.text.output(job.tools) if job.chat else None
-        self._keep = job.sampling.top_logprobs >= 0
-        self._pending: list[Drawn] = []
-        self._tools = False
+        self._mute = job.mute
+        self._drawn = DrawnText(job.text) if job.sampling.top_logprobs >= 0 else None
+        self._calls = 0
+        self._broken = False
 
     def draw(self, drawn: Drawn) -> Update | None:
         """Take one token; None when nothing can be shown yet. After a stop string the update
         has ``finish`` and nothing more may come."""
         self.tokens += 1
-        if self._keep:
-            self._pending.append(drawn)
-        deltas = self._parse(self._stops.push(self._decoder.push((drawn.token,))))
+        if self._drawn is not None:
+            self._drawn.add(drawn)
+        deltas = self._shown(self._parser.push(self._decoder.push((drawn.token,))))
         if self._stops.matched is not None:
             return self.end(FinishReason.STOP, deltas)
         return self._update(deltas) if deltas else None
@@ -139,32 +152,64 @@ class Choice:
         """The last update: whatever was held back, and why it ended."""
         rest = deltas or []
         if self._stops.matched is None:
-            tail = self._stops.push(self._decoder.finish())
-            rest += self._parse(tail)
-            if self._stops.matched is None:
-                rest += self._parse(self._stops.finish())
-        if self._parser is not None:
-            rest += self._note(self._parser.finish())
+            rest += self._shown(self._parser.push(self._decoder.finish()))
+            rest += self._shown(self._parser.finish())
+            rest += self._released()
         stopped = self._stops.matched
         ended = FinishReason.STOP if stopped is not None else reason
-        name = "tool_calls" if self._tools and ended is FinishReason.STOP else ended.value
+        called = self._calls > 0 and not self._broken
+        name = "tool_calls" if called and ended is FinishReason.STOP else ended.value
         self.finish = Finish(name, stopped)
         return self._update(rest, self.finish)
 
-    def _parse(self, text: str) -> list[Delta]:
-        if not text:
-            return []
-        if self._parser is None:
-            return [TextDelta(text)]
-        return self._note(self._parser.push(text))
+    def _shown(self, deltas: Iterable[Delta]) -> list[Delta]:
+        """What the client sees of these, up to a stop string in its text."""
+        shown: list[Delta] = []
+        for delta in deltas:
+            if self._stops.matched is not None:
+                break
+            if isinstance(delta, TextDelta):
+                shown += self._text(self._stops.push(delta.text))
+                continue
+            if isinstance(delta, ToolStart | ToolArguments | ToolEnd):
+                if self._mute:
+                    continue
+                self._calls += isinstance(delta, ToolStart)
+                self._broken |= isinstance(delta, ToolEnd) and not delta.whole
+            shown += [*self._released(), delta]
+        return shown
 
-    def _note(self, deltas: list[Delta]) -> list[Delta]:
-        self._tools = self._tools or any(isinstance(delta, ToolStart) for delta in deltas)
-        return deltas
+    def _released(self) -> list[Delta]:
+        """Text that was held back, as it could have begun a stop string."""
+        return self._text(self._stops.finish()) if self._stops.matched is None else []
+
+    @staticmethod
+    def _text(text: str) -> list[Delta]:
+        return [TextDelta(text)] if text else []
 
     def _update(self, deltas: list[Delta], finish: Finish | None = None) -> Update:
-        drawn, self._pending = self._pending, []
+        drawn = [] if self._drawn is None else self._drawn.take(self._stops.dropped)
         return Update(self.index, deltas, drawn, finish)
+
+
+class DrawnText:
+    """Tokens whose log probabilities have not been told."""
+
+    def __init__(self, text: ModelText) -> None:
+        self._model = text
+        self._waiting: list[Drawn] = []
+
+    def add(self, drawn: Drawn) -> None:
+        self._waiting.append(drawn)
+
+    def take(self, dropped: int) -> list[Drawn]:
+        """All of them, but those of the last ``dropped`` characters, which no client sees."""
+        waiting, self._waiting = self._waiting, []
+        while dropped > 0 and waiting:
+            dropped -= max(1, len(self._model.piece(waiting[-1].token)[0]))
+            if dropped >= 0:
+                waiting.pop()
+        return waiting
 
 
 class Generation:

@@ -6,9 +6,8 @@ A dialect says what is asked for in an ``Ask``; text, sampling, limits and room 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from alipes.gateway.api.errors import invalid
+from alipes.gateway.api.errors import from_text, invalid
 from alipes.gateway.api.generation import Job
 from alipes.gateway.api.sampling import (
     MAX_CHOICES,
@@ -20,23 +19,14 @@ from alipes.gateway.api.sampling import (
     stops_of,
 )
 from alipes.gateway.api.service import Service
+from alipes.gateway.api.wishes import Wished
+from alipes.gateway.conversation.message import Conversation, shown
 from alipes.gateway.routing.identity import NO_CLAIM, Claim
 from alipes.gateway.text.errors import TextError
 from alipes.gateway.text.model import ModelText
 from alipes.instance.contract import TokenIds
 
-Message = dict[str, Any]
 RawPrompt = str | list[str | int | list[int]]
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """Messages and tools as chat templates take them. Errors name ``field`` where the messages are
-    not those that the client sent, else the message."""
-
-    messages: list[Message]
-    tools: list[Message] | None
-    field: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +39,25 @@ class Raw:
 @dataclass(frozen=True, slots=True)
 class Ask:
     """What a body asks for, in terms of no dialect. ``limit`` is the most tokens of an answer, None
-    for the gateway's default; ``top_logprobs`` is that of ``contract.Sampling``."""
+    for the gateway's default; ``top_logprobs`` is that of ``contract.Sampling``; ``wished`` is the
+    form that the answer must have, None for any."""
 
     prompt: Conversation | Raw
     sampling: SamplingFields
     limit: int | None
     claim: Claim = NO_CLAIM
     top_logprobs: int = -1
+    wished: Wished | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Prompts:
-    """Token ids, each int32 (n,), and how many of them a next prompt of the session begins with."""
+    """Token ids, each int32 (n,), and how many of them a next prompt of the session begins with;
+    ``opened`` where they end in what the model thinks."""
 
     tokens: tuple[TokenIds, ...]
     stems: tuple[int, ...]
+    opened: bool = False
 
 
 async def job_of(service: Service, ask: Ask, tenant: str) -> Job:
@@ -72,7 +66,9 @@ async def job_of(service: Service, ask: Ask, tenant: str) -> Job:
     fields, settings = ask.sampling, service.cluster.gateway
     text = service.text(fields.model)
     forced = forced_bytes(fields.forced_token_ids, settings.allow_forced_tokens, text)
-    sampling = sampling_of(fields, text, ask.top_logprobs)
+    grammar = await _grammar(text, ask.wished)
+    # Forced ids win: a call that has them has no grammar.
+    sampling = sampling_of(fields, text, ask.top_logprobs, "" if forced else grammar)
     prompts = await prompts_of(text, ask.prompt, tenant)
     n = fields.n or 1
     if len(prompts.tokens) * n > MAX_CHOICES:
@@ -89,12 +85,23 @@ async def job_of(service: Service, ask: Ask, tenant: str) -> Job:
         stops=stops_of(fields.stop),
         ignore_eos=bool(fields.ignore_eos),
         forced=forced,
-        tools=conversation.tools if conversation else None,
+        tools=tuple(conversation.tools) if conversation else (),
+        mute=conversation is not None and conversation.mute,
+        opened=prompts.opened,
         chat=conversation is not None,
         claim=ask.claim,
         stems=prompts.stems,
-        messages=conversation.messages if conversation else None,
+        messages=list(map(shown, conversation.messages)) if conversation else None,
     )
+
+
+async def _grammar(text: ModelText, wished: Wished | None) -> str:
+    if wished is None:
+        return ""
+    try:
+        return await text.grammar(wished.wish)
+    except TextError as error:
+        raise invalid(wished.field, error.message, error.code) from None
 
 
 async def prompts_of(text: ModelText, prompt: Conversation | Raw, tenant: str) -> Prompts:
@@ -103,10 +110,12 @@ async def prompts_of(text: ModelText, prompt: Conversation | Raw, tenant: str) -
         tokens = await _raw(text, prompt.prompt)
         return Prompts(tuple(tokens), tuple(map(len, tokens)))
     try:
-        read = await text.chat(prompt.messages, prompt.tools, tenant)
+        read = await text.chat(prompt, tenant)
     except TextError as error:
-        raise invalid(prompt.field or error.field, error.message, error.code) from None
-    return Prompts((read.tokens,), (read.stem,))
+        if prompt.field:
+            error.field = prompt.field
+        raise from_text(error) from None
+    return Prompts((read.tokens,), (read.stem,), read.opened)
 
 
 async def _raw(text: ModelText, prompt: RawPrompt) -> list[TokenIds]:

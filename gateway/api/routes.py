@@ -26,12 +26,24 @@ from alipes.gateway.api.openai.responses.endpoint import (
 from alipes.gateway.api.openai.responses.store import ResponseStore
 from alipes.gateway.api.service import Access, Endpoint, Handler, Service, responses_bounds
 from alipes.gateway.api.sessions import get_session
+from alipes.gateway.api.web import Web
 from alipes.gateway.config import Cluster
 from alipes.gateway.dispatch import Dispatcher
 from alipes.gateway.telemetry.metrics import Metrics
 from alipes.gateway.text.model import ModelText
 
 _RESPONSE: Final = "/v1/responses/{response_id}"
+UNSERVED: Final = (
+    "/v1/embeddings",
+    "/v1/images/generations",
+    "/v1/images/edits",
+    "/v1/images/variations",
+    "/v1/audio/speech",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+    "/v1/moderations",
+    "/v1/rerank",
+)
 
 
 def build_app(
@@ -47,8 +59,14 @@ def build_app(
     app = Starlette(
         routes=_routes(service), exception_handlers={404: _no_such_path, 405: _wrong_method}
     )
+    app.router.redirect_slashes = False
     app.state.service = service
     return app
+
+
+def build_web(app: Starlette) -> Web:
+    """The application as it is served."""
+    return Web(app, lambda: app.state.service.cluster.gateway.cors_origins)
 
 
 def _routes(service: Service) -> list[Route]:
@@ -80,6 +98,8 @@ def _routes(service: Service) -> list[Route]:
         get("/v1/sessions/{session:path}", get_session),
         post("/tokenize", tokens.tokenize),
         post("/detokenize", tokens.detokenize),
+        *(post(path, admin.unserved) for path in UNSERVED),
+        get("/", admin.health, Access.OPEN),
         get("/health", admin.health, Access.OPEN),
         get("/ready", admin.ready, Access.OPEN),
         get("/metrics", admin.metrics, Access.OPEN),

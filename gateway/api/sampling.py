@@ -10,14 +10,13 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from alipes.gateway.api.errors import invalid
+from alipes.gateway.api.errors import invalid, too_long
 from alipes.gateway.api.generation import SEED_MASK
 from alipes.gateway.text.model import ModelText
 from alipes.instance.contract import Sampling, TokenIds
 
 Temperature = Annotated[float, Meta(ge=0.0, le=2.0)]
 Fraction = Annotated[float, Meta(ge=0.0, le=1.0)]
-TopP = Annotated[float, Meta(gt=0.0, le=1.0)]
 TopK = Annotated[int, Meta(ge=-1, le=1 << 30)]
 Penalty = Annotated[float, Meta(ge=-2.0, le=2.0)]
 Repetition = Annotated[float, Meta(ge=0.01, le=10.0)]
@@ -35,7 +34,7 @@ class SamplingFields(msgspec.Struct):
 
     model: str
     temperature: Temperature | None = None
-    top_p: TopP | None = None
+    top_p: Fraction | None = None
     top_k: TopK | None = None
     min_p: Fraction | None = None
     seed: int | None = None
@@ -50,10 +49,13 @@ class SamplingFields(msgspec.Struct):
     forced_token_ids: Annotated[list[TokenId], Meta(max_length=1 << 20)] | None = None
 
 
-def sampling_of(body: SamplingFields, text: ModelText, top_logprobs: int) -> Sampling:
-    """The contract's sampling; a seed is drawn where the client sends none."""
+def sampling_of(
+    body: SamplingFields, text: ModelText, top_logprobs: int, grammar: str = ""
+) -> Sampling:
+    """The contract's sampling; a seed is drawn where the client sends none. With ``top_p`` 0 only
+    the likeliest token is left."""
     return Sampling(
-        temperature=1.0 if body.temperature is None else body.temperature,
+        temperature=0.0 if body.top_p == 0.0 else _or_one(body.temperature),
         top_p=body.top_p or 1.0,
         top_k=max(0, body.top_k or 0),
         min_p=body.min_p or 0.0,
@@ -63,7 +65,12 @@ def sampling_of(body: SamplingFields, text: ModelText, top_logprobs: int) -> Sam
         repetition_penalty=body.repetition_penalty or 1.0,
         logit_bias=_bias(body.logit_bias or {}, text.vocab_size),
         top_logprobs=top_logprobs,
+        grammar=grammar,
     )
+
+
+def _or_one(value: float | None) -> float:
+    return 1.0 if value is None else value
 
 
 def stops_of(stop: str | list[str] | None) -> tuple[str, ...]:
@@ -107,9 +114,4 @@ def check_room(field: str, prompt_tokens: int, text: ModelText, context: int) ->
     if prompt_tokens == 0:
         raise invalid(field, "is empty")
     if prompt_tokens >= context:
-        raise invalid(
-            field,
-            f"the prompt has {prompt_tokens} tokens; the context of {text.name} is "
-            f"{context} tokens here, one of them at least for the answer",
-            "context_length_exceeded",
-        )
+        raise too_long(field, prompt_tokens, context)

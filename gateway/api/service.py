@@ -15,6 +15,7 @@ from alipes.gateway.api.errors import (
     ApiError,
     Dialect,
     ErrorClass,
+    from_text,
     invalid,
     unknown_model,
 )
@@ -27,6 +28,7 @@ from alipes.gateway.telemetry.metrics import Metrics
 from alipes.gateway.telemetry.record import write_line
 from alipes.gateway.text.errors import TextError
 from alipes.gateway.text.model import ModelText
+from alipes.gateway.text.names import ModelNames
 
 log = logging.getLogger("alipes.gateway")
 CLIENT_CLOSED = 499
@@ -68,11 +70,16 @@ class Service:
         return int(time.time())
 
     def text(self, name: str) -> ModelText:
-        """The model's text side; raises a 404 that lists what is served."""
-        text = self.texts.get(name)
-        if text is None:
-            raise unknown_model(name, sorted(self.texts))
-        return text
+        """The text side of the model that the name stands for; raises a 404 that lists what is
+        served."""
+        model = self.names.find(name)
+        if model is None:
+            raise unknown_model(name, sorted(self.names.shown))
+        return self.texts[model]
+
+    @property
+    def names(self) -> ModelNames:
+        return ModelNames(self.texts, self.cluster.aliases)
 
     def context(self, text: ModelText, prompt: int = 0) -> int:
         """Tokens of the longest call: the model's context, or what its instances can hold. A
@@ -133,7 +140,7 @@ class Endpoint:
         except ApiError as error:
             await _fail(exchange, error)
         except TextError as error:
-            await _fail(exchange, invalid(error.field, error.message, error.code))
+            await _fail(exchange, from_text(error))
         except ClientGoneError:
             exchange.record.disconnected = True
             await _abandon(exchange)

@@ -17,7 +17,14 @@ from alipes.gateway.api.errors import ApiError
 from alipes.gateway.api.exchange import Exchange, HeaderList
 from alipes.gateway.api.generation import Finish, Generation, Update
 from alipes.gateway.inbox import CLIENT, ClientLeft
-from alipes.gateway.text.deltas import TextDelta, ToolArguments, ToolStart
+from alipes.gateway.text.reply.deltas import (
+    Delta,
+    TextDelta,
+    ThinkingDelta,
+    ToolArguments,
+    ToolEnd,
+    ToolStart,
+)
 from alipes.instance.contract import Drawn
 
 GRACE: Final = 0.25
@@ -25,9 +32,10 @@ _PATIENCE: Final = 60.0
 
 
 class StreamFormat(Protocol):
-    """How a dialect writes a stream; sans-IO, every method returns bytes to send."""
+    """How a dialect writes a stream; sans-IO, every method returns bytes to send. ``silence`` says
+    that there is nothing to say yet: an event, as clients time events and pass over comments."""
 
-    keep_alive: bytes
+    def silence(self) -> bytes: ...
 
     def opening(self, generation: Generation) -> bytes: ...
 
@@ -40,7 +48,7 @@ class StreamFormat(Protocol):
 
 @dataclass(slots=True)
 class ToolCall:
-    """A complete tool call; ``arguments`` is the text the model wrote, JSON if it did well."""
+    """A whole tool call; ``arguments`` is the JSON object that the model wrote."""
 
     id: str
     name: str
@@ -53,6 +61,7 @@ class Collected:
 
     index: int
     parts: list[str] = field(default_factory=list)
+    thinking: list[str] = field(default_factory=list)
     tools: dict[int, ToolCall] = field(default_factory=dict)
     drawn: list[Drawn] = field(default_factory=list)
     finish: Finish | None = None
@@ -62,19 +71,32 @@ class Collected:
         return "".join(self.parts)
 
     @property
+    def thoughts(self) -> str:
+        return "".join(self.thinking)
+
+    @property
     def reason(self) -> str:
         return self.finish.reason if self.finish else ""
 
     def add(self, update: Update) -> None:
         for delta in update.deltas:
-            if isinstance(delta, TextDelta):
-                self.parts.append(delta.text)
-            elif isinstance(delta, ToolStart):
-                self.tools[delta.index] = ToolCall(delta.id, delta.name)
-            elif isinstance(delta, ToolArguments):
-                self.tools[delta.index].arguments += delta.text
+            self._take(delta)
         self.drawn += update.drawn
         self.finish = update.finish or self.finish
+
+    def _take(self, delta: Delta) -> None:
+        match delta:
+            case TextDelta():
+                self.parts.append(delta.text)
+            case ThinkingDelta():
+                self.thinking.append(delta.text)
+            case ToolStart():
+                self.tools[delta.index] = ToolCall(delta.id, delta.name)
+            case ToolArguments():
+                self.tools[delta.index].arguments += delta.text
+            case ToolEnd():
+                if not delta.whole:
+                    del self.tools[delta.index]
 
 
 class ClientWatch:
@@ -178,7 +200,7 @@ async def _pump(
             quiet_until = loop.time() + keep_alive
         data = _join(form, await generation.step(quiet_until - loop.time()))
         if not data and loop.time() >= quiet_until:
-            data = form.keep_alive
+            data = form.silence()
     await exchange.write(data + form.closing(generation))
 
 

@@ -8,10 +8,11 @@ import msgspec
 
 from alipes.gateway.api.errors import invalid
 from alipes.gateway.api.exchange import Exchange
-from alipes.gateway.api.intake import Conversation, Raw, prompts_of
-from alipes.gateway.api.openai.tools import function_tools
+from alipes.gateway.api.intake import Raw, prompts_of
+from alipes.gateway.api.openai.messages import messages_of, tools_of
 from alipes.gateway.api.sampling import TokenId, check_ids
 from alipes.gateway.api.service import Service
+from alipes.gateway.conversation.message import Conversation
 
 
 class TokenizeBody(msgspec.Struct):
@@ -19,8 +20,8 @@ class TokenizeBody(msgspec.Struct):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: list[Any] | None = None
+    tools: list[Any] | None = None
 
 
 class DetokenizeBody(msgspec.Struct):
@@ -39,7 +40,7 @@ async def tokenize(service: Service, exchange: Exchange) -> None:
         raise invalid("prompt", "send either prompt or messages")
     prompt: Conversation | Raw = Raw(body.prompt or "")
     if body.messages is not None:
-        prompt = Conversation(body.messages, function_tools(body.tools))
+        prompt = Conversation(messages_of(body.messages), tools_of(body.tools))
     (read,) = (await prompts_of(text, prompt, exchange.record.tenant)).tokens
     tokens = read.tolist()
     longest = service.context(text)

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from alipes.gateway.text.messages import Message
+from alipes.gateway.conversation.message import Message, Tool
 from alipes.gateway.text.tokens import Cuts
 from alipes.instance.contract import TokenIds
 
@@ -18,11 +18,13 @@ _KEY_COST: Final = 200
 
 
 class Known(msgspec.Struct, eq=False):
-    """A prompt's text, ids and cuts (see ``tokens``); ``keys`` are those that lead here."""
+    """A prompt's text, ids and cuts (see ``tokens``); ``keys`` are those that lead here. Messages
+    whose key is not among ``marked`` were shown as they are (see ``literal``)."""
 
     text: str
     ids: TokenIds
     cuts: Cuts
+    marked: frozenset[int] = frozenset()
     keys: set[int] = msgspec.field(default_factory=set)
 
     @property
@@ -30,16 +32,15 @@ class Known(msgspec.Struct, eq=False):
         return sys.getsizeof(self.text) + self.ids.nbytes + self.cuts.nbytes
 
 
-def message_keys(
-    tenant: str, tools: Sequence[Message] | None, messages: Iterable[Message]
-) -> list[int]:
+def message_keys(tenant: str, tools: Sequence[Tool], messages: Iterable[Message]) -> list[int]:
     """Chained 64-bit hashes: of tenant and tools, then of each message after them. They only lead
     to what is known, as its text is compared, so that Python's own, which are fast, will do."""
     encode = msgspec.json.encode
-    keys = [hash((tenant, encode(tools or None)))]
+    keys = [hash((tenant, encode(tools)))]
     for message in messages:
-        more = {name: value for name, value in message.items() if name not in ("role", "content")}
-        keys.append(hash((keys[-1], message["role"], message["content"], encode(more))))
+        rest = encode(message.calls) if message.calls else b""
+        kept = (message.role, message.text, message.reasoning, message.name, message.answers)
+        keys.append(hash((keys[-1], rest, *kept)))
     return keys
 
 
@@ -88,13 +89,14 @@ class PromptCache:
     def __len__(self) -> int:
         return len(self._order)
 
-    def find(self, keys: Sequence[int]) -> Known | None:
-        """The prompt of the longest beginning that is known; ``keys`` from short to long."""
-        for key in reversed(keys):
-            if known := self._by_key.get(key):
+    def find(self, keys: Sequence[int]) -> tuple[Known | None, int]:
+        """The prompt of the longest beginning that is known, and how many of the ``keys``, which
+        go from short to long, lead to it."""
+        for count in range(len(keys), 0, -1):
+            if known := self._by_key.get(keys[count - 1]):
                 self._order.move_to_end(id(known))
-                return known
-        return None
+                return known, count
+        return None, 0
 
     def store(self, keys: Sequence[int], known: Known) -> None:
         """Keeps ``known`` under all ``keys``, unless it alone would exceed the limit."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from tokenizers import Tokenizer
@@ -27,7 +27,16 @@ class Pieces:
         added = tokenizer.get_added_tokens_decoder()
         self._special = {number for number, token in added.items() if token.special}
         self._bytes = _byte_table(tokenizer)
-        self._visible = [
+        self._visible = self._shown()
+
+    def showing(self, tokens: Collection[str]) -> Pieces:
+        """The same, with these special tokens in the text of replies."""
+        self._special -= {self._tokenizer.token_to_id(token) for token in tokens}
+        self._visible = self._shown()
+        return self
+
+    def _shown(self) -> list[bytes]:
+        return [
             b"" if number in self._special else piece for number, piece in enumerate(self._bytes)
         ]
 

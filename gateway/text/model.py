@@ -7,36 +7,45 @@ import json
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 import numpy as np
+from llguidance import LLTokenizer
 
+from alipes.gateway.conversation.message import Conversation, Message, Tool, arranged
 from alipes.gateway.routing.paths import common_prefix
 from alipes.gateway.text.cache import Known, PromptCache, joint, message_keys
+from alipes.gateway.text.compiled import Compiler
 from alipes.gateway.text.decode import Decoder, Pieces
-from alipes.gateway.text.deltas import OutputParser, PlainParser
 from alipes.gateway.text.errors import TextError
-from alipes.gateway.text.hermes import HermesParser
-from alipes.gateway.text.messages import Message, normalize
+from alipes.gateway.text.grammar import grammar_of
+from alipes.gateway.text.rendering import Rendered, rendered
+from alipes.gateway.text.reply.deltas import OutputParser
+from alipes.gateway.text.reply.family import ReplyForm, form_of
+from alipes.gateway.text.rules import Speech, Unspeakable, Wish
 from alipes.gateway.text.template import ChatTemplate
 from alipes.gateway.text.tokens import NO_CUTS, Encoded, TextEncoder
 from alipes.instance.contract import TokenIds
 
 _CACHE_BYTES: Final = 128 << 20
 _THREADS: Final = 2
+_LONG: Final = 8  # characters for every token of the context, where a text is surely too long
+_TAIL: Final = 256  # characters at whose end a prompt may have the model think
 _INLINE: Final = 4096  # characters that are tokenized (in about 2 ms) without another thread
 
 
 class Prompt(msgspec.Struct, frozen=True, eq=False):
     """Read-only int32 ids of shape (n,); the first ``reused`` were known and not computed. A
     prompt that goes on with this conversation begins with the first ``stem`` of them; 0 where
-    these say nothing of a user's."""
+    these say nothing of a user's. ``opened`` where it ends in what the model thinks."""
 
     tokens: TokenIds
     reused: int
     stem: int
+    opened: bool = False
 
 
 def new_call_id() -> str:
@@ -61,9 +70,12 @@ class ModelText:
         self.stop_ids = stop_ids
         self._template = template
         self._encoder = encoder
-        self._pieces = pieces
+        self._form = form_of(template.source, encoder.added)
+        self._pieces = pieces.showing(self._form.visible)
         self._cache = PromptCache(_CACHE_BYTES)
         self._lead = _lead(template, encoder)
+        self._speech = _speech(template, self._form, encoder)
+        self._compiler = Compiler(self._tokenizer)
         # Each thread holds the interpreter lock for some milliseconds at the end of a long text.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix=f"tokenize-{name}")
 
@@ -76,31 +88,43 @@ class ModelText:
         template = ChatTemplate.load(folder)
         return ModelText(name, config, _stop_ids(folder, config), template, encoder, pieces)
 
-    async def chat(
-        self, messages: Sequence[Any], tools: Sequence[Message] | None, tenant: str = ""
-    ) -> Prompt:
-        """Renders and tokenizes OpenAI messages. The ids are those of tokenizing the whole text;
+    async def chat(self, conversation: Conversation, tenant: str = "") -> Prompt:
+        """Renders and tokenizes a conversation. The ids are those of tokenizing the whole text;
         what is known of an earlier prompt of the same tenant is not tokenized again.
         Raises ``TextError``."""
-        plain = normalize(messages)
+        messages = arranged(conversation.messages)
         try:
-            keys = message_keys(tenant, tools, plain)
-        except (UnicodeEncodeError, TypeError, RecursionError) as error:
+            keys = message_keys(tenant, conversation.tools, messages)
+        except (UnicodeEncodeError, OverflowError, RecursionError) as error:
             raise TextError("messages", f"cannot be read: {error}") from None
-        text = self._template.render(plain, tools)
-        self._check_length("messages", text)
-        known = self._cache.find(keys)
-        start, index = joint(known, text) if known else (0, 0)
-        if known is None or start < len(text):
-            rest = await self._encode(text[start:])
-            known = _joined(known, text, start, index, rest)
+        known, count = self._cache.find(keys)
+        clear = set(keys[:count]) - known.marked if known is not None else set()
+        made = rendered(
+            self._template,
+            self._encoder.literals,
+            replace(conversation, messages=messages),
+            keys,
+            clear,
+        )
+        await self._check_length("messages", made.text)
+        start, index = joint(known, made.text) if known else (0, 0)
+        if known is None or start < len(made.text):
+            rest = await self._encode(made.text[start:])
+            known = _joined(known, made, start, index, rest)
             self._cache.store(keys, known)
-        asked = any(message["role"] == "user" for message in plain)
-        return Prompt(known.ids, index, max(0, len(known.ids) - self._lead) if asked else 0)
+        opened = not conversation.continues and self._form.opened(made.text[-_TAIL:])
+        return Prompt(known.ids, index, self._stem(conversation, known), opened)
+
+    def _stem(self, conversation: Conversation, known: Known) -> int:
+        if not any(message.role == "user" for message in conversation.messages):
+            return 0
+        if conversation.continues:
+            return int(known.cuts[-1, 2]) if len(known.cuts) else 0
+        return max(0, len(known.ids) - self._lead)
 
     async def text(self, prompt: str) -> Prompt:
         """Tokenizes plain text, with what the tokenizer puts around one. Raises ``TextError``."""
-        self._check_length("prompt", prompt)
+        await self._check_length("prompt", prompt)
         try:
             encoded = await self._encode(prompt)
         except TextError as error:
@@ -118,20 +142,46 @@ class ModelText:
         return self._pieces.piece(token_id)
 
     def output(
-        self, tools: Sequence[Message] | None, new_id: Callable[[], str] = new_call_id
+        self,
+        tools: Sequence[Tool],
+        opened: bool = False,
+        new_id: Callable[[], str] = new_call_id,
     ) -> OutputParser:
-        """A new parser for one reply; without tools all of it is text."""
-        return HermesParser(new_id) if tools else PlainParser()
+        """A new parser for one reply; without tools none of it is a call. ``opened`` where the
+        prompt ends in what the model thinks."""
+        return self._form.parser(tools, opened, new_id)
 
-    def _check_length(self, field: str, text: str) -> None:
-        """Spares the work of tokenizing what cannot fit by far."""
-        least = len(text) // self._encoder.longest
-        if least > self.context:
-            raise TextError(
-                field,
-                f"make at least {least} tokens; the context of {self.name} is {self.context}",
-                "context_length_exceeded",
-            )
+    async def grammar(self, wish: Wish) -> str:
+        """The grammar of a reply, for ``contract.Sampling``; empty where there is none and ``wish``
+        is not binding. Raises ``TextError`` without a field."""
+        speech = self._speech
+        try:
+            grammar = grammar_of(wish, speech)
+            problem = await self._compiler.problem(grammar)
+        except Unspeakable as error:
+            grammar, problem = "", str(error)
+        if problem and wish.binding:
+            raise TextError("", problem, "unsupported")
+        return "" if problem else grammar
+
+    def _tokenizer(self) -> LLTokenizer:
+        tokenizer = self._encoder.tokenizer
+        size = max(self.vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))
+        return LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=list(self.stop_ids) or None)
+
+    async def _check_length(self, field: str, text: str) -> None:
+        """Spares the work of tokenizing what cannot fit by far: the tokens of its first pieces are
+        counted until they are too many. Then the error tells how many there are about."""
+        if len(text) <= _LONG * self.context:
+            return
+        piece = max(_INLINE, self.context)
+        count = 0
+        for start in range(0, len(text), piece):
+            count += len((await self._encode(text[start : start + piece])).ids)
+            if count > self.context:
+                about = count * len(text) // (start + piece)
+                message = f"make about {about} tokens; the context of {self.name} is {self.context}"
+                raise TextError(field, message, overflow=(about, self.context))
 
     async def _encode(self, text: str) -> Encoded:
         if len(text) <= _INLINE:
@@ -142,10 +192,10 @@ class ModelText:
 
 def _lead(template: ChatTemplate, encoder: TextEncoder) -> int:
     """How many ids the template puts at the end to make the assistant speak."""
-    sample = [{"role": "user", "content": "a"}]
+    sample = [Message("user", "a")]
     try:
         ids, plain = (
-            encoder.encode(template.render(sample, None, speaks), release=False).ids
+            encoder.encode(template.render(sample, (), speaks), release=False).ids
             for speaks in (True, False)
         )
     except TextError:
@@ -153,14 +203,29 @@ def _lead(template: ChatTemplate, encoder: TextEncoder) -> int:
     return len(ids) - common_prefix(ids, plain)
 
 
-def _joined(known: Known | None, text: str, start: int, index: int, rest: Encoded) -> Known:
+def _speech(template: ChatTemplate, form: ReplyForm, encoder: TextEncoder) -> Speech:
+    """How the model writes. A model whose tokenizer has no marks of its own for thoughts is not
+    led into them, as it might not find its way out."""
+    tokens = encoder.control
+    try:
+        prompt = template.render([Message("user", "a")], ())
+    except TextError:
+        prompt = ""
+    opened = form.opened(prompt)
+    thinks = form.marks[1] in template.source and (opened or form.marks[0] in tokens)
+    done = prompt.rstrip().endswith(form.marks[1])
+    marks = form.marks if thinks and not done else None
+    return Speech(form.name, marks, opened, tokens)
+
+
+def _joined(known: Known | None, made: Rendered, start: int, index: int, rest: Encoded) -> Known:
     ids, cuts = rest.ids, rest.cuts
     if known is not None and index:
         ids = np.concatenate((known.ids[:index], ids))
         kept = known.cuts[known.cuts[:, 2] < index]
         cuts = np.concatenate((kept, cuts + np.array([start, start, index], np.int32)))
     ids.setflags(write=False)
-    return Known(text, ids, cuts if len(cuts) else NO_CUTS)
+    return Known(made.text, ids, cuts if len(cuts) else NO_CUTS, made.marked)
 
 
 def _stop_ids(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:

@@ -17,6 +17,8 @@ class StopMatcher:
         self._stops = tuple(stop for stop in stops if stop)
         self._held = ""
         self.matched: str | None = None
+        self.dropped = 0
+        """Characters that came from where the stop string begins on."""
 
     def push(self, text: str) -> str:
         """What may be emitted now; nothing any more once a stop string matched."""
@@ -29,6 +31,7 @@ class StopMatcher:
         if found:
             _, at, self.matched = min(found)
             self._held = ""
+            self.dropped = len(text) - at
             return text[:at]
         keep = max(partial_suffix(text, stop) for stop in self._stops)
         self._held = text[len(text) - keep :]

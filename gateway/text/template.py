@@ -13,19 +13,26 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from alipes.gateway.conversation.message import Message, Tool, shown, shown_tool
+from alipes.gateway.text.abilities import abilities_of, adapted
 from alipes.gateway.text.errors import TextError
-from alipes.gateway.text.messages import Message
+from alipes.gateway.text.literal import SIGN
+from alipes.gateway.text.told_tools import ignores_tools, told
 
+_ESCAPED_SIGN = json.dumps(SIGN)[1:-1]
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class ChatTemplate:
-    """One model's template. ``source`` is empty where the model has none."""
+    """One model's template. ``source`` is empty where the model has none; ``tells_tools`` where it
+    knows no tools, so that they are told in messages."""
 
     def __init__(self, source: str, special: dict[str, str]) -> None:
         self.source = source
         self._special = special
         self._template = _environment().from_string(source)
+        self.tells_tools = bool(source) and ignores_tools(self._rendered)
+        self._able = abilities_of(lambda messages: self._rendered(messages, ()))
 
     @staticmethod
     def load(folder: Path) -> ChatTemplate:
@@ -38,16 +45,23 @@ class ChatTemplate:
         return ChatTemplate(source, special)
 
     def render(
-        self, messages: Sequence[Message], tools: Sequence[Message] | None, speaks: bool = True
+        self, messages: Sequence[Message], tools: Sequence[Tool], speaks: bool = True
     ) -> str:
         """The prompt's text, up to where the assistant ``speaks``, or to the end of the last
         message. Raises ``TextError``."""
         if not self.source:
             raise TextError("model", "has no chat template; use /v1/completions")
+        if self.tells_tools:
+            messages, tools = told(messages, tools), ()
+        return self._rendered(adapted(messages, self._able), tools, speaks)
+
+    def _rendered(
+        self, messages: Sequence[Message], tools: Sequence[Tool], speaks: bool = True
+    ) -> str:
         try:
             return self._template.render(
-                messages=messages,
-                tools=tools or None,
+                messages=list(map(shown, messages)),
+                tools=list(map(shown_tool, tools)) or None,
                 add_generation_prompt=speaks,
                 **self._special,
             )
@@ -93,9 +107,10 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(
+    text = json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
+    return text.replace(_ESCAPED_SIGN, SIGN) if ensure_ascii else text
 
 
 def _raise(message: str) -> NoReturn:

@@ -11,12 +11,16 @@ the second's characters from ``start`` on. There are two kinds:
   where no added token is near the end, and only for pre-tokenizers made of known parts.
 
 ``need`` reaches one longest added token beyond, as another such token could begin before the cut.
+
+A text may have marks that keep control tokens out of what clients write (see ``literal.py``). Its
+control tokens are then found here, and what is between them is encoded by a tokenizer that knows
+none.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -25,6 +29,7 @@ from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer, processors
 
 from alipes.gateway.text.errors import TextError
+from alipes.gateway.text.literal import SIGN, Literals, is_control, unmarked
 from alipes.instance.contract import TokenIds
 
 Cuts = NDArray[np.int32]
@@ -42,7 +47,7 @@ class Encoded(NamedTuple):
 class TextEncoder:
     """A tokenizer that reports cuts. ``encode`` may be called from any thread. Splits serve as
     cuts where the last added token is more than ``far`` characters before the end. No token stands
-    for more than ``longest`` characters."""
+    for more than ``longest`` characters. ``control`` are its control tokens by their texts."""
 
     def __init__(self, tokenizer: Tokenizer, far: int = 1024) -> None:
         self._far = far
@@ -56,6 +61,11 @@ class TextEncoder:
         tokenizer.post_processor = processors.Sequence([])
         self.tokenizer = tokenizer
         added = tokenizer.get_added_tokens_decoder()
+        control = {token.content: number for number, token in added.items()}
+        self.control = {text: number for text, number in control.items() if is_control(text)}
+        self.literals = Literals(self.control)
+        self._strips = {token.content: (token.lstrip, token.rstrip) for token in added.values()}
+        self._plain = _without(tokenizer, self.control)
         self._margin = max((len(token.content) for token in added.values()), default=0) + 1
         self._marks = {
             number: token.content
@@ -68,6 +78,11 @@ class TextEncoder:
         self._is_mark[list(self._marks)] = True
         self._splits = _splits_are_local(json.loads(tokenizer.to_str()))
 
+    @property
+    def added(self) -> frozenset[str]:
+        """The texts of all added tokens."""
+        return frozenset(self._strips)
+
     @staticmethod
     def load(folder: Path) -> TextEncoder:
         return TextEncoder(Tokenizer.from_file(str(folder / "tokenizer.json")))
@@ -75,15 +90,34 @@ class TextEncoder:
     def encode(self, text: str, release: bool) -> Encoded:
         """Ids without what the model wants around a whole text. ``release`` lets other threads run
         meanwhile, which costs a little. Raises ``TextError`` on lone surrogates."""
-        try:
-            if release:
-                encoding = self.tokenizer.encode_batch([text], add_special_tokens=False)[0]
-            else:
-                encoding = self.tokenizer.encode(text, add_special_tokens=False)
-        except TypeError:
-            raise TextError("messages", "holds text that is not valid Unicode") from None
+        if SIGN in text:
+            return self._marked(text, release)
+        encoding = _encoding(self.tokenizer, text, release)
         ids = _ids(encoding.ids)
         return Encoded(ids, self._cuts(encoding, text, ids))
+
+    def _marked(self, text: str, release: bool) -> Encoded:
+        ids: list[int] = []
+        rows: list[tuple[int, int, int]] = []
+        end = 0
+        rstrip = False
+        for match in self.literals.pattern.finditer(text):
+            token = match[0]
+            lstrip, following = self._strips[token]
+            ids += self._between(text[end : match.start()], rstrip, lstrip, release)
+            number = self.control[token]
+            if number in self._marks:
+                rows.append((match.start(), match.end() + self._margin, len(ids)))
+            ids.append(number)
+            end, rstrip = match.end(), following
+        ids += self._between(text[end:], rstrip, False, release)
+        return Encoded(_ids(ids), np.array(rows, np.int32) if rows else NO_CUTS)
+
+    def _between(self, text: str, lstrip: bool, rstrip: bool, release: bool) -> list[int]:
+        """Ids of what is between two control tokens, which may take the blanks beside them."""
+        text = text.lstrip() if lstrip else text
+        text = text.rstrip() if rstrip else text
+        return _encoding(self._plain, unmarked(text), release).ids if text else []
 
     def framed(self, ids: TokenIds) -> TokenIds:
         """``ids`` of a whole text between the ids that the tokenizer adds around one."""
@@ -111,6 +145,22 @@ class TextEncoder:
             start = offsets[index][0]
             if start and text[start] in " \n" and not text[start - 1].isspace():
                 yield start, start + 1 + self._margin, index
+
+
+def _encoding(tokenizer: Tokenizer, text: str, release: bool) -> Encoding:
+    try:
+        if release:
+            return tokenizer.encode_batch([text], add_special_tokens=False)[0]
+        return tokenizer.encode(text, add_special_tokens=False)
+    except TypeError:
+        raise TextError("messages", "holds text that is not valid Unicode") from None
+
+
+def _without(tokenizer: Tokenizer, control: Collection[str]) -> Tokenizer:
+    """The same tokenizer to which these added tokens are text."""
+    described = json.loads(tokenizer.to_str())
+    added = [token for token in described["added_tokens"] if token["content"] not in control]
+    return Tokenizer.from_str(json.dumps({**described, "added_tokens": added}))
 
 
 def _ids(ids: list[int]) -> TokenIds:

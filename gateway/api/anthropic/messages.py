@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 import msgspec
 
-from alipes.gateway.api.anthropic.schema import CountBody, MessagesBody, conversation_of
-from alipes.gateway.api.anthropic.stream import MessageStream, stop_fields, usage_object
+from alipes.gateway.api.anthropic.conversation import conversation_of
+from alipes.gateway.api.anthropic.schema import CountBody, MessagesBody
+from alipes.gateway.api.anthropic.stream import (
+    SIGNATURE,
+    MessageStream,
+    message_id,
+    stop_fields,
+    usage_object,
+)
 from alipes.gateway.api.claims import claim_of
 from alipes.gateway.api.exchange import Exchange
 from alipes.gateway.api.generation import Generation
@@ -26,18 +34,19 @@ async def messages(service: Service, exchange: Exchange) -> None:
         sampling=body.sampling,
         limit=body.max_tokens,
         claim=claim_of(exchange.headers, metadata_user_id=body.user_id),
+        wished=body.wished,
     )
     job = await job_of(service, ask, exchange.record.tenant)
     generation = Generation(job, service.dispatcher, exchange.record)
     if body.stream:
         exchange.record.stream = True
-        form = MessageStream(exchange.request_id, job.text.name)
+        form = MessageStream(job.text.name)
         await stream(exchange, generation, form, service.cluster.gateway.limits.keep_alive)
         return
     (choice,) = await collect(exchange, generation)
     await exchange.reply(
         {
-            "id": f"msg_{exchange.request_id.removeprefix('req_')}",
+            "id": message_id(),
             "type": "message",
             "role": "assistant",
             "model": job.text.name,
@@ -58,18 +67,11 @@ async def count_tokens(service: Service, exchange: Exchange) -> None:
 
 def _content(choice: Collected) -> list[dict[str, Any]]:
     blocks: list[dict[str, Any]] = []
+    if choice.thoughts:
+        blocks.append({"type": "thinking", "thinking": choice.thoughts, "signature": SIGNATURE})
     if choice.text:
         blocks.append({"type": "text", "text": choice.text})
     for _, call in sorted(choice.tools.items()):
         block = {"type": "tool_use", "id": call.id, "name": call.name}
-        blocks.append({**block, "input": _input(call.arguments)})
+        blocks.append({**block, "input": json.loads(call.arguments or "{}")})
     return blocks
-
-
-def _input(arguments: str) -> dict[str, Any]:
-    """An object whatever the model wrote: a call cut off by ``max_tokens`` keeps its text."""
-    try:
-        parsed = msgspec.json.decode(arguments or b"{}")
-    except (msgspec.DecodeError, RecursionError):
-        parsed = None
-    return parsed if isinstance(parsed, dict) else {"arguments": arguments}

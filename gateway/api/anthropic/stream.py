@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import uuid
 from typing import Any, Final
 
 import msgspec
 
 from alipes.gateway.api.errors import ANTHROPIC, ApiError
 from alipes.gateway.api.generation import Finish, Generation, Update, Usage
-from alipes.gateway.text.deltas import Delta, TextDelta, ToolStart
+from alipes.gateway.text.reply.deltas import (
+    Delta,
+    TextDelta,
+    ThinkingDelta,
+    ToolArguments,
+    ToolEnd,
+    ToolStart,
+)
 
 encode: Final = msgspec.json.encode
+SIGNATURE: Final = "YWxpcGVz"
+"""Clients keep thoughts only with one; it says nothing."""
 _STOP_REASONS: Final = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+def message_id() -> str:
+    return f"msg_{uuid.uuid4().hex}"
 
 
 def event(name: str, **fields: Any) -> bytes:
@@ -38,16 +52,14 @@ def stop_fields(finish: Finish | None) -> dict[str, str | None]:
 
 class MessageStream:
     """message_start, ping, blocks (start, deltas, stop), message_delta, message_stop. One block
-    is open at a time; the last usage says what the first could not know yet."""
+    is open at a time, of the type ``_open``. The last usage says what the first could not know
+    yet."""
 
-    keep_alive = event("ping")
-
-    def __init__(self, request_id: str, model: str) -> None:
-        self._id = f"msg_{request_id.removeprefix('req_')}"
+    def __init__(self, model: str) -> None:
+        self._id = message_id()
         self._model = model
         self._block = -1
-        self._tool: int | None = None
-        self._open = False
+        self._open = ""
         self._finish: Finish | None = None
 
     def opening(self, generation: Generation) -> bytes:
@@ -61,6 +73,9 @@ class MessageStream:
             "usage": usage_object(generation.usage),
         }
         return event("message_start", message=message) + event("ping")
+
+    def silence(self) -> bytes:
+        return event("ping")
 
     def update(self, update: Update) -> bytes:
         self._finish = update.finish or self._finish
@@ -83,27 +98,38 @@ class MessageStream:
         return b"event: error\ndata: %b\n\n" % encode(ANTHROPIC.body(error, request_id))
 
     def _delta(self, delta: Delta) -> bytes:
-        if isinstance(delta, TextDelta):
-            start = b""
-            if not self._open or self._tool is not None:
-                start = self._start(None, {"type": "text", "text": ""})
-            return start + self._piece({"type": "text_delta", "text": delta.text})
-        if isinstance(delta, ToolStart):
-            block = {"type": "tool_use", "id": delta.id, "name": delta.name, "input": {}}
-            return self._start(delta.index, block)
-        return self._piece({"type": "input_json_delta", "partial_json": delta.text})
+        match delta:
+            case TextDelta():
+                start = self._start({"type": "text", "text": ""})
+                return start + self._piece({"type": "text_delta", "text": delta.text})
+            case ThinkingDelta():
+                start = self._start({"type": "thinking", "thinking": "", "signature": ""})
+                return start + self._piece({"type": "thinking_delta", "thinking": delta.text})
+            case ToolStart():
+                block = {"type": "tool_use", "id": delta.id, "name": delta.name, "input": {}}
+                return self._start(block)
+            case ToolArguments():
+                return self._piece({"type": "input_json_delta", "partial_json": delta.text})
+            case ToolEnd():
+                return self._close()
 
-    def _start(self, tool: int | None, block: dict[str, Any]) -> bytes:
+    def _start(self, block: dict[str, Any]) -> bytes:
+        """Begin a block, unless it goes on with the one that is open."""
+        if self._open == block["type"]:
+            return b""
         closed = self._close()
         self._block += 1
-        self._tool, self._open = tool, True
+        self._open = block["type"]
         return closed + event("content_block_start", index=self._block, content_block=block)
 
     def _piece(self, delta: dict[str, Any]) -> bytes:
         return event("content_block_delta", index=self._block, delta=delta)
 
     def _close(self) -> bytes:
-        if not self._open:
+        kind, self._open = self._open, ""
+        if not kind:
             return b""
-        self._open = False
-        return event("content_block_stop", index=self._block)
+        signed = b""
+        if kind == "thinking":
+            signed = self._piece({"type": "signature_delta", "signature": SIGNATURE})
+        return signed + event("content_block_stop", index=self._block)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -23,7 +24,6 @@ from alipes.gateway.api.serving import (
 from alipes.gateway.routing.identity import Claim
 
 DONE: Final = b"data: [DONE]\n\n"
-COMMENT: Final = b": keep-alive\n\n"
 
 
 class StreamOptions(msgspec.Struct):
@@ -56,11 +56,11 @@ class GenerationBody(SamplingFields):
 @dataclass(frozen=True, slots=True)
 class Form:
     """One dialect: the prefix of its ids, the ``object`` of a whole answer, how it streams
-    (request id, time of creation, job, whether usage is asked for), and how it tells a choice."""
+    (time of creation, job, whether usage is asked for), and how it tells a choice."""
 
     prefix: str
     kind: str
-    events: Callable[[str, int, Job, bool], StreamFormat]
+    events: Callable[[int, Job, bool], StreamFormat]
     choice: Callable[[Job, Collected], dict[str, Any]]
 
 
@@ -72,13 +72,13 @@ async def answer(
     if body.stream:
         exchange.record.stream = True
         include_usage = bool(body.stream_options and body.stream_options.include_usage)
-        events = form.events(exchange.request_id, service.now_seconds(), job, include_usage)
+        events = form.events(service.now_seconds(), job, include_usage)
         await stream(exchange, generation, events, service.cluster.gateway.limits.keep_alive)
         return
     choices = await collect(exchange, generation)
     await exchange.reply(
         {
-            "id": completion_id(form.prefix, exchange.request_id),
+            "id": completion_id(form.prefix),
             "object": form.kind,
             "created": service.now_seconds(),
             "model": job.text.name,
@@ -93,8 +93,8 @@ def event(value: object) -> bytes:
     return b"data: " + msgspec.json.encode(value) + b"\n\n"
 
 
-def completion_id(prefix: str, request_id: str) -> str:
-    return f"{prefix}-{request_id.removeprefix('req_')}"
+def completion_id(prefix: str) -> str:
+    return f"{prefix}-{uuid.uuid4().hex}"
 
 
 def usage_object(usage: Usage) -> dict[str, Any]:

@@ -10,9 +10,8 @@ from starlette.datastructures import Headers
 from alipes.gateway.api.errors import OPENAI, ApiError, invalid
 from alipes.gateway.api.exchange import Exchange
 from alipes.gateway.api.generation import Generation, Job, Update
-from alipes.gateway.api.intake import Ask, Conversation, job_of
+from alipes.gateway.api.intake import Ask, job_of
 from alipes.gateway.api.openai.answer import (
-    COMMENT,
     DONE,
     Form,
     GenerationBody,
@@ -22,25 +21,40 @@ from alipes.gateway.api.openai.answer import (
     usage_object,
 )
 from alipes.gateway.api.openai.logprobs import chat_logprobs
-from alipes.gateway.api.openai.tools import function_tools
+from alipes.gateway.api.openai.messages import messages_of, tools_of
 from alipes.gateway.api.sampling import Positive, TopLogprobs
 from alipes.gateway.api.service import Service
 from alipes.gateway.api.serving import Collected
-from alipes.gateway.text.deltas import Delta, TextDelta, ToolStart
-
-
-class ResponseFormat(msgspec.Struct):
-    type: str
+from alipes.gateway.api.wishes import (
+    Mode,
+    functions_of,
+    json_answer,
+    openai_choice,
+    schema_field,
+    wished,
+)
+from alipes.gateway.conversation.message import Conversation, goes_on
+from alipes.gateway.text.reply.deltas import (
+    Delta,
+    TextDelta,
+    ThinkingDelta,
+    ToolArguments,
+    ToolEnd,
+    ToolStart,
+)
 
 
 class ChatBody(GenerationBody, kw_only=True):
-    messages: list[dict[str, Any]]
+    messages: list[Any]
     max_completion_tokens: Positive | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: list[Any] | None = None
     tool_choice: str | dict[str, Any] | None = None
-    response_format: ResponseFormat | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
 
 
 _decoder: Final = msgspec.json.Decoder(ChatBody)
@@ -54,36 +68,44 @@ async def chat_completions(service: Service, exchange: Exchange) -> None:
 
 
 def _ask(body: ChatBody, headers: Headers) -> Ask:
-    _check_supported(body)
-    tools = None if body.tool_choice == "none" else function_tools(body.tools)
+    if body.top_logprobs and not body.logprobs:
+        raise invalid("top_logprobs", "needs logprobs: true")
+    choice = openai_choice(body.tool_choice, body.parallel_tool_calls)
+    conversation = conversation_of(body, choice.mode is Mode.NONE)
+    answer = json_answer(body.response_format, "response_format")
+    field = schema_field(body.response_format, "response_format")
     return Ask(
-        prompt=Conversation(body.messages, tools),
+        prompt=conversation,
         sampling=body,
         limit=body.max_completion_tokens or body.max_tokens,
         claim=body.claim(headers),
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else -1,
+        wished=wished(choice, functions_of(conversation.tools), answer, field),
     )
 
 
-def _check_supported(body: ChatBody) -> None:
-    if body.tool_choice not in (None, "none", "auto"):
-        raise invalid("tool_choice", "only 'auto' and 'none' are supported", "unsupported")
-    if body.response_format is not None and body.response_format.type != "text":
-        raise invalid("response_format.type", "only 'text' is supported", "unsupported")
-    if body.top_logprobs and not body.logprobs:
-        raise invalid("top_logprobs", "needs logprobs: true")
+def conversation_of(body: ChatBody, mute: bool) -> Conversation:
+    """Raises ``TextError`` that names the field."""
+    messages = messages_of(body.messages)
+    again = body.add_generation_prompt is True
+    if body.continue_final_message and not goes_on(messages):
+        raise invalid("continue_final_message", "the last message is no text of the assistant's")
+    return Conversation(
+        messages,
+        tools_of(body.tools),
+        mute=mute,
+        continues=goes_on(messages) and not again,
+    )
 
 
 class ChatStream:
     """``chat.completion.chunk`` events."""
 
-    keep_alive = COMMENT
-
-    def __init__(self, request_id: str, created: int, job: Job, include_usage: bool) -> None:
+    def __init__(self, created: int, job: Job, include_usage: bool) -> None:
         self._job = job
         self._include_usage = include_usage
         self._head = {
-            "id": completion_id("chatcmpl", request_id),
+            "id": completion_id("chatcmpl"),
             "object": "chat.completion.chunk",
             "created": created,
             "model": job.text.name,
@@ -93,8 +115,11 @@ class ChatStream:
         role = {"role": "assistant", "content": ""}
         return b"".join([self._chunk(i, dict(role)) for i in range(self._job.choices)])
 
+    def silence(self) -> bytes:
+        return self._chunk(0, {})
+
     def update(self, update: Update) -> bytes:
-        deltas = [_delta(delta) for delta in update.deltas]
+        deltas = [shown for delta in update.deltas if (shown := _delta(delta))]
         logprobs = chat_logprobs(self._job.text, update.drawn) if update.drawn else None
         if not deltas and logprobs:
             deltas = [{}]
@@ -135,22 +160,25 @@ class ChatStream:
 
 
 def _delta(delta: Delta) -> dict[str, Any]:
-    if isinstance(delta, TextDelta):
-        return {"content": delta.text}
-    if isinstance(delta, ToolStart):
-        function = {"name": delta.name, "arguments": ""}
-        call: dict[str, Any] = {
-            "index": delta.index,
-            "id": delta.id,
-            "type": "function",
-            "function": function,
-        }
-        return {"tool_calls": [call]}
-    return {"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]}
+    match delta:
+        case TextDelta():
+            return {"content": delta.text}
+        case ThinkingDelta():
+            return {"reasoning_content": delta.text}
+        case ToolStart():
+            function = {"name": delta.name, "arguments": ""}
+            call = {"index": delta.index, "id": delta.id, "type": "function", "function": function}
+            return {"tool_calls": [call]}
+        case ToolArguments():
+            return {"tool_calls": [{"index": delta.index, "function": {"arguments": delta.text}}]}
+        case ToolEnd():
+            return {}
 
 
 def _choice(job: Job, choice: Collected) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    if choice.thoughts:
+        message["reasoning_content"] = choice.thoughts
     if choice.tools:
         message["content"] = choice.text or None
         message["tool_calls"] = [

@@ -11,7 +11,6 @@ from alipes.gateway.api.exchange import Exchange
 from alipes.gateway.api.generation import Generation, Job, Update
 from alipes.gateway.api.intake import Ask, Raw, job_of
 from alipes.gateway.api.openai.answer import (
-    COMMENT,
     DONE,
     Form,
     GenerationBody,
@@ -24,7 +23,7 @@ from alipes.gateway.api.openai.logprobs import TextLogprobs
 from alipes.gateway.api.sampling import TokenId, TopLogprobs
 from alipes.gateway.api.service import Service
 from alipes.gateway.api.serving import Collected
-from alipes.gateway.text.deltas import TextDelta
+from alipes.gateway.text.reply.deltas import TextDelta
 
 _LEGACY_MAX_TOKENS: Final = 16
 
@@ -67,44 +66,40 @@ def _check_supported(body: CompletionBody) -> None:
 class CompletionStream:
     """``text_completion`` events."""
 
-    keep_alive = COMMENT
-
-    def __init__(self, request_id: str, created: int, job: Job, include_usage: bool) -> None:
+    def __init__(self, created: int, job: Job, include_usage: bool) -> None:
         self._include_usage = include_usage
         self._logprobs = [TextLogprobs(job.text) for _ in range(job.choices)]
         self._head = {
-            "id": completion_id("cmpl", request_id),
+            "id": completion_id("cmpl"),
             "object": "text_completion",
             "created": created,
             "model": job.text.name,
         }
 
     def opening(self, generation: Generation) -> bytes:
-        return COMMENT
+        return b""
+
+    def silence(self) -> bytes:
+        return self._chunk(0, "", None, None)
 
     def update(self, update: Update) -> bytes:
         text = "".join(delta.text for delta in update.deltas if isinstance(delta, TextDelta))
         logprobs = self._logprobs[update.index].next(update.drawn) if update.drawn else None
-        chunk: dict[str, Any] = {
-            **self._head,
-            "choices": [
-                {
-                    "index": update.index,
-                    "text": text,
-                    "logprobs": logprobs,
-                    "finish_reason": update.finish.reason if update.finish else None,
-                }
-            ],
-        }
-        if self._include_usage:
-            chunk["usage"] = None
-        return event(chunk)
+        reason = update.finish.reason if update.finish else None
+        return self._chunk(update.index, text, logprobs, reason)
 
     def closing(self, generation: Generation) -> bytes:
         if not self._include_usage:
             return DONE
         usage = usage_object(generation.usage)
         return event({**self._head, "choices": [], "usage": usage}) + DONE
+
+    def _chunk(self, index: int, text: str, logprobs: Any, reason: str | None) -> bytes:
+        choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
+        chunk: dict[str, Any] = {**self._head, "choices": [choice]}
+        if self._include_usage:
+            chunk["usage"] = None
+        return event(chunk)
 
     def error(self, error: ApiError, request_id: str) -> bytes:
         return event(OPENAI.body(error, request_id))

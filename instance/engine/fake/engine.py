@@ -123,6 +123,9 @@ class FakeEngine:
         """Its weights are nowhere, so there is nothing to stage."""
         return Staged()
 
+    def expect(self, model: str, grammar: str) -> None:
+        """Its words are of no grammar."""
+
     def step(self, rows: Sequence[Row]) -> tuple[Sampled, ...]:
         self._check_active()
         prompt = sum(len(row.tokens) for row in rows if len(row.tokens) > 1)

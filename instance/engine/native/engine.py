@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from alipes.instance.contract import InstanceSettings, ModelReport, Sampling
+from alipes.instance.engine.grammar import NOTHING_MASKED, Grammars, Vocabulary
 from alipes.instance.engine.native.about import engine_facts
 from alipes.instance.engine.native.batch import Bounds, build_batch
 from alipes.instance.engine.native.graphs import Active, Computed, Graphs, graphs_for
@@ -134,6 +135,13 @@ class NativeEngine:
         weights = {name: _weights(model, size) for name, model in self._models.items()}
         self._stager = Stager(self._arena, weights, self._device, switching)
         self._graphs = graphs or graphs_for(self._device, settings.max_running)
+        self._grammars = Grammars(
+            {
+                m.name: Vocabulary(Path(m.folder), shapes[m.name].config.vocab)
+                for m in settings.models
+            },
+            settings.max_running,
+        )
         self._ticket: float = -math.inf
         self._active = ""
         for name in self._models:
@@ -220,11 +228,16 @@ class NativeEngine:
             entry.base = base
         return kept
 
+    def expect(self, model: str, grammar: str) -> None:
+        self._grammars.expect(model, grammar)
+
     def step(self, rows: Sequence[Row]) -> tuple[Sampled, ...]:
-        """Recurrent state is written last of all."""
+        """Recurrent state is written last of all. What grammars allow is found meanwhile."""
+        masks = self._grammars.begin(self._active, rows)
         with torch.inference_mode():
             step, logits = self.compute(rows)
-            sampled = sample(rows, logits, step.kernels)
+            allowed = masks.take() if masks is not None else NOTHING_MASKED
+            sampled = sample(rows, logits, step.kernels, allowed)
             step.commit()
             return sampled
 
@@ -301,6 +314,7 @@ class NativeEngine:
     def close(self) -> None:
         """Give the memory back; the engine cannot be used after it."""
         self._active = ""
+        self._grammars.close()
         self._stager.close()
         self._host.close()
         for model in self._models.values():

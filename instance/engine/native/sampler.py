@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from alipes.instance.contract import Sampling, TopLogprob
+from alipes.instance.engine.grammar import NOTHING_MASKED, Allowed
 from alipes.instance.engine.protocol import Draw, EngineError, Row, Sampled
 from alipes.kernels.table import Kernels
 
@@ -27,19 +28,37 @@ def arrivals(seed: int, position: int, count: int) -> NDArray[np.float64]:
     return times
 
 
-def sample(rows: Sequence[Row], logits: torch.Tensor, kernels: Kernels) -> tuple[Sampled, ...]:
-    """``logits`` (draws, vocab) float32 belong to the rows that draw, in order."""
+def sample(
+    rows: Sequence[Row], logits: torch.Tensor, kernels: Kernels, allowed: Allowed = NOTHING_MASKED
+) -> tuple[Sampled, ...]:
+    """``logits`` (draws, vocab) float32 belong to the rows that draw, in order; ``allowed`` are the
+    tokens that grammars let them draw. Logprobs know nothing of that."""
     drawing = [(row.call_id, row.draw) for row in rows if row.draw is not None]
     if all(_is_plain(draw) for _, draw in drawing):
-        best = logits.argmax(-1).tolist()
+        best = _masked(logits, allowed).argmax(-1).tolist()
         return tuple(
             Sampled(call, token if draw.forced is None else draw.forced)
             for (call, draw), token in zip(drawing, best, strict=True)
         )
     return tuple(
-        _sample_one(call, draw, row, kernels)
-        for (call, draw), row in zip(drawing, logits, strict=True)
+        _sample_one(call, draw, row, kernels, allowed.get(at))
+        for at, ((call, draw), row) in enumerate(zip(drawing, logits, strict=True))
     )
+
+
+def _masked(logits: torch.Tensor, allowed: Allowed) -> torch.Tensor:
+    """``logits`` (draws, vocab), in a copy where something is masked."""
+    if not allowed:
+        return logits
+    masked = logits.clone()
+    for at, tokens in allowed.items():
+        masked[at] = _only(masked[at], tokens)
+    return masked
+
+
+def _only(logits: torch.Tensor, tokens: NDArray[np.bool_]) -> torch.Tensor:
+    """``logits`` (vocab,) of these tokens (vocab,), and minus infinity for the others."""
+    return logits.masked_fill(~torch.from_numpy(tokens).to(logits.device), -math.inf)
 
 
 def check_finite(model: str, rows: Sequence[Row], logits: torch.Tensor) -> None:
@@ -74,12 +93,19 @@ def _is_adjusted(sampling: Sampling) -> bool:
     )
 
 
-def _sample_one(call: bytes, draw: Draw, logits: torch.Tensor, kernels: Kernels) -> Sampled:
+def _sample_one(
+    call: bytes,
+    draw: Draw,
+    logits: torch.Tensor,
+    kernels: Kernels,
+    allowed: NDArray[np.bool_] | None,
+) -> Sampled:
     sampling = draw.sampling
     if _is_adjusted(sampling):
         logits = logits.clone()
         _adjust(logits, draw, kernels)
-    token = _draw_token(logits, draw, kernels) if draw.forced is None else draw.forced
+    open_ones = logits if allowed is None else _only(logits, allowed)
+    token = _draw_token(open_ones, draw, kernels) if draw.forced is None else draw.forced
     if token >= logits.shape[0]:
         reason = f"call {call.hex()}: its logits are no numbers; is the model sound?"
         raise EngineError(reason, (call,))

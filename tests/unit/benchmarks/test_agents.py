@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from alipes.gateway.api.openai.messages import messages_of
+from alipes.gateway.conversation.message import Conversation
 from alipes.gateway.text.model import ModelText
 
 MODELS = ("llama", "qwen3")
@@ -62,7 +64,7 @@ def test_a_prompt_begins_with_the_last_one_and_its_answer(
         known: list[int] = []
         for call in session.prompts.calls[0]:
             messages = [message.wire() for message in call.prompt]
-            prompt = asyncio.run(text.chat(messages, None, "")).tokens.tolist()
+            prompt = asyncio.run(text.chat(Conversation(messages_of(messages)), "")).tokens.tolist()
             assert prompt[: len(known)] == known
             assert len(prompt) > len(known)
             known = [*prompt, *call.forced]

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from alipes.gateway.api.errors import ApiError, ErrorClass
 from alipes.gateway.api.exchange import Exchange
 from alipes.gateway.api.generation import Generation, Update
-from alipes.gateway.api.intake import Ask, Conversation, job_of
+from alipes.gateway.api.intake import Ask, job_of
 from alipes.gateway.api.openai.responses.history import History, history_of, response_id_of
 from alipes.gateway.api.openai.responses.kept import Kept, Turn
 from alipes.gateway.api.openai.responses.output import Object, Output
@@ -21,6 +21,18 @@ from alipes.gateway.api.openai.responses.schema import ResponsesBody, check_supp
 from alipes.gateway.api.openai.responses.stream import ResponseStream
 from alipes.gateway.api.service import Service
 from alipes.gateway.api.serving import placement_headers, run, stream
+from alipes.gateway.api.wishes import (
+    Mode,
+    functions_of,
+    json_answer,
+    openai_choice,
+    schema_field,
+    wished,
+)
+from alipes.gateway.conversation.message import Conversation, goes_on
+
+SEALED: Final = "reasoning.encrypted_content"
+"""What a client includes that keeps thoughts only in a form it cannot read."""
 
 _decoder: Final = msgspec.json.Decoder(ResponsesBody)
 
@@ -72,8 +84,8 @@ class Creation:
         self._exchange = exchange
         self._body = body
         self._history = history
-        self._tools = tools_of(body.tools)
-        self._output = Output(suffix, self._tools)
+        self._tools = tools_of(body.tools, history.before + history.asked)
+        self._output = Output(suffix, self._tools, SEALED in (body.include or ()))
         self._response: Object = {}
         self._kept = False
 
@@ -102,13 +114,26 @@ class Creation:
         body, history = self._body, self._history
         before, continues = history.before, history.continues
         messages = messages_of(body.instructions, before + history.asked, len(before))
-        tools = None if body.tool_choice == "none" else self._tools.shown
+        choice = openai_choice(body.tool_choice, body.parallel_tool_calls)
         previous = continues.continued_by(self.id) if continues else None
         return Ask(
-            prompt=Conversation(messages, tools, field="input"),
+            prompt=Conversation(
+                messages,
+                self._tools.shown,
+                mute=choice.mode is Mode.NONE,
+                continues=goes_on(messages),
+                field="input",
+            ),
             sampling=body,
             limit=body.max_output_tokens,
             claim=body.claim(self._exchange.headers, previous),
+            wished=wished(
+                choice,
+                functions_of(self._tools.shown),
+                json_answer(body.format, "text.format"),
+                schema_field(body.format, "text.format"),
+                {origin.name: shown for shown, origin in self._tools.origins.items()},
+            ),
         )
 
     def _take(self, update: Update) -> None:

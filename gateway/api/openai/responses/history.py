@@ -13,7 +13,7 @@ from alipes.gateway.api.openai.responses.kept import Kept, Turn
 from alipes.gateway.api.openai.responses.schema import Item, ResponsesBody
 from alipes.gateway.api.openai.responses.store import ResponseStore
 
-_ITEM_ID: Final = re.compile(r"(?:msg|fc)_(?P<suffix>[0-9a-f]{32})_[0-9]+")
+_ITEM_ID: Final = re.compile(r"(?:msg|fc|rs|ctc)_(?P<suffix>[0-9a-f]{32})_[0-9]+")
 _SHOWN: Final = 64
 _items: Final = msgspec.json.Decoder(list[Item])
 
@@ -55,7 +55,7 @@ def _asked(store: ResponseStore, tenant: str, body: ResponsesBody, now: int) -> 
     if isinstance(body.input, str):
         return [Item(type="message", role="user", content=body.input)]
     return [
-        _referenced(store, tenant, item.id or "", f"input[{i}].id", now)
+        _referenced(store, tenant, _id(item), f"input[{i}].id", now)
         if item.type == "item_reference"
         else item
         for i, item in enumerate(body.input)
@@ -72,8 +72,12 @@ def _referenced(store: ResponseStore, tenant: str, item_id: str, place: str, now
 
 
 def _repeated(store: ResponseStore, tenant: str, asked: list[Item], now: int) -> Kept | None:
-    last = next((item.id for item in reversed(asked) if _ITEM_ID.fullmatch(item.id or "")), None)
+    last = next((_id(item) for item in reversed(asked) if _ITEM_ID.fullmatch(_id(item))), None)
     return _maker(store, tenant, last, now) if last else None
+
+
+def _id(item: Item) -> str:
+    return item.id if isinstance(item.id, str) else ""
 
 
 def _maker(store: ResponseStore, tenant: str, item_id: str, now: int) -> Kept | None:

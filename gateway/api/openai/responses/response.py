@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from alipes.gateway.api.errors import ApiError, ErrorClass
+from alipes.gateway.api.errors import OVERFLOW, ApiError, ErrorClass
 from alipes.gateway.api.generation import Usage
 from alipes.gateway.api.openai.responses.output import Object, Output
 from alipes.gateway.api.openai.responses.prompt import Tools
@@ -25,13 +25,13 @@ def begun(response_id: str, created: int, body: ResponsesBody, tools: Tools, lim
         "metadata": body.metadata or {},
         "model": body.model,
         "output": [],
-        "parallel_tool_calls": True,
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
         "previous_response_id": body.previous_response_id,
         "prompt_cache_key": body.prompt_cache_key,
         "reasoning": {"effort": None, "summary": None},
         "store": body.store is not False,
         "temperature": 1.0 if body.temperature is None else body.temperature,
-        "text": {"format": {"type": "text"}},
+        "text": {"format": body.format or {"type": "text"}},
         "tool_choice": body.tool_choice or "auto",
         "tools": tools.used,
         "top_p": body.top_p or 1.0,
@@ -52,7 +52,7 @@ def ended(response: Object, output: Output, usage: Usage, now: int) -> Object:
 def failed(response: Object, output: list[Object], error: ApiError) -> Object:
     """The same object when there will be no answer. The dialect has few codes; one that says
     that trying again may help must not be used for anything else."""
-    code = _CODES.get(error.kind, "server_error")
+    code = error.code if error.code == OVERFLOW else _CODES.get(error.kind, "server_error")
     shown = {"code": code, "message": error.message}
     return {**response, "status": "failed", "output": output, "error": shown}
 

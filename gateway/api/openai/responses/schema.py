@@ -11,27 +11,24 @@ from alipes.gateway.api.openai.answer import GenerationBody
 from alipes.gateway.api.sampling import Positive
 
 
-class Part(msgspec.Struct, omit_defaults=True):
-    """A piece of content of any type; only text can be shown to a model here."""
-
-    type: str
-    text: str | None = None
-    refusal: str | None = None
-
-
 class Item(msgspec.Struct, omit_defaults=True):
     """One item of a conversation, of any type: which fields count depends on ``type``. A message
     may leave its type out. Fields that no prompt needs are dropped."""
 
     type: str | None = None
-    id: str | None = None
-    role: str | None = None
-    content: str | list[Part] | None = None
-    call_id: str | None = None
-    name: str | None = None
-    namespace: str | None = None
-    arguments: str | None = None
-    output: str | list[Part] | None = None
+    id: Any = None
+    role: Any = None
+    content: Any = None
+    call_id: Any = None
+    name: Any = None
+    namespace: Any = None
+    arguments: Any = None
+    input: Any = None
+    action: Any = None
+    output: Any = None
+    summary: Any = None
+    encrypted_content: Any = None
+    tools: Any = None
 
 
 class Tool(msgspec.Struct, omit_defaults=True):
@@ -43,14 +40,11 @@ class Tool(msgspec.Struct, omit_defaults=True):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
     tools: list[Tool] | None = None
-
-
-class TextFormat(msgspec.Struct):
-    type: str
+    format: Any = None
 
 
 class TextConfig(msgspec.Struct):
-    format: TextFormat | None = None
+    format: dict[str, Any] | None = None
 
 
 class ResponsesBody(GenerationBody, kw_only=True):
@@ -72,6 +66,11 @@ class ResponsesBody(GenerationBody, kw_only=True):
     conversation: Any = None
     prompt: Any = None
 
+    @property
+    def format(self) -> dict[str, Any] | None:
+        """That of the text, None where it is not told."""
+        return self.text.format if self.text else None
+
 
 def check_supported(body: ResponsesBody) -> None:
     """Raises a 400 that names a field whose wish cannot be fulfilled."""
@@ -83,10 +82,6 @@ def check_supported(body: ResponsesBody) -> None:
         raise invalid("prompt", "stored prompts are not supported: use input", "unsupported")
     if body.n not in (None, 1):
         raise invalid("n", "a response is one answer", "unsupported")
-    if body.tool_choice not in (None, "none", "auto"):
-        raise invalid("tool_choice", "only 'auto' and 'none' are supported", "unsupported")
-    if body.text and body.text.format and body.text.format.type != "text":
-        raise invalid("text.format.type", "only 'text' is supported", "unsupported")
     if "message.output_text.logprobs" in (body.include or ()):
         raise invalid(
             "include", "logprobs are not supported here: use /v1/chat/completions", "unsupported"

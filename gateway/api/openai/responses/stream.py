@@ -8,7 +8,6 @@ import msgspec
 
 from alipes.gateway.api.errors import ApiError
 from alipes.gateway.api.generation import Generation, Update
-from alipes.gateway.api.openai.answer import COMMENT
 from alipes.gateway.api.openai.responses.output import Object, Output
 from alipes.gateway.api.openai.responses.response import failed
 
@@ -16,8 +15,6 @@ from alipes.gateway.api.openai.responses.response import failed
 class ResponseStream:
     """response.created, response.in_progress, the items, and how it ended. ``conclude`` makes
     the last response object, and is called before the client can see it."""
-
-    keep_alive = COMMENT
 
     def __init__(
         self, response: Object, output: Output, conclude: Callable[[Generation], Object]
@@ -29,6 +26,9 @@ class ResponseStream:
 
     def opening(self, generation: Generation) -> bytes:
         return b"".join([self._state(name, self._response) for name in ("created", "in_progress")])
+
+    def silence(self) -> bytes:
+        return self._state("in_progress", self._response)
 
     def update(self, update: Update) -> bytes:
         return self._all(self._output.add(update))

@@ -151,6 +151,10 @@ class ParallelEngine:
         self._tell(Stage(following, rows))
         return self._engine.stage(following, rows)
 
+    def expect(self, model: str, grammar: str) -> None:
+        """What is drawn is this rank's affair alone."""
+        self._engine.expect(model, grammar)
+
     def step(self, rows: Sequence[Row]) -> tuple[Sampled, ...]:
         self._check_active()
         self._tell(to_wire(rows))

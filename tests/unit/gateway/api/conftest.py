@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from alipes.gateway.api.routes import build_app
+from alipes.gateway.api.routes import build_app, build_web
 from alipes.gateway.calls.book import CallBook
 from alipes.gateway.calls.events import CallFailure, FailureKind
 from alipes.gateway.config import (
@@ -23,12 +23,15 @@ from alipes.gateway.config import (
     InstanceEntry,
     ModelEntry,
 )
+from alipes.gateway.conversation.message import Conversation, shown, shown_tool
 from alipes.gateway.dispatch import Dispatcher
 from alipes.gateway.routing.decision import RouterSettings
 from alipes.gateway.routing.router import Router
 from alipes.gateway.routing.sessions import SessionTable
 from alipes.gateway.telemetry.metrics import Metrics
-from alipes.gateway.text.deltas import Delta, TextDelta, ToolArguments, ToolStart
+from alipes.gateway.text.errors import TextError
+from alipes.gateway.text.reply.deltas import Delta, TextDelta, ToolArguments, ToolEnd, ToolStart
+from alipes.gateway.text.rules import Wish
 from alipes.instance.contract import (
     PROTOCOL,
     Cancel,
@@ -70,15 +73,26 @@ class LetterText:
         self.name = name
         self.seen: list[Any] = []
         self.tenants: list[str] = []
+        self.wishes: list[Wish] = []
 
-    async def chat(self, messages: list[Any], tools: list[Any] | None, tenant: str = "") -> Any:
+    async def chat(self, conversation: Conversation, tenant: str = "") -> Any:
+        messages = [shown(message) for message in conversation.messages]
+        tools = [shown_tool(tool) for tool in conversation.tools] or None
         self.seen.append((messages, tools))
         self.tenants.append(tenant)
         return await self.text("".join(f"{m['role']}:{m['content']}\n" for m in messages))
 
     async def text(self, prompt: str) -> Any:
         ids = np.array([ord(c) for c in prompt], np.int32)
-        return SimpleNamespace(tokens=ids, reused=0, stem=len(ids))
+        return SimpleNamespace(tokens=ids, reused=0, stem=len(ids), opened=False)
+
+    async def grammar(self, wish: Wish) -> str:
+        """The names of the functions; one that is called ``wrong`` has a schema that is none."""
+        self.wishes.append(wish)
+        names = [function.name for function in wish.functions]
+        if "wrong" in names:
+            raise TextError("", "cannot be made a grammar", "unsupported")
+        return ",".join(names) or "json"
 
     def decoder(self) -> Any:
         return SimpleNamespace(
@@ -89,7 +103,7 @@ class LetterText:
     def piece(self, token: int) -> tuple[str, bytes]:
         return chr(token), chr(token).encode()
 
-    def output(self, tools: list[Any] | None) -> LetterParser:
+    def output(self, tools: Any, opened: bool = False) -> LetterParser:
         return LetterParser(tools)
 
 
@@ -100,6 +114,7 @@ class LetterParser:
         self._tools = tools
         self._name: str | None = None
         self._in_arguments = False
+        self._arguments = ""
         self._count = -1
 
     def push(self, text: str) -> list[Delta]:
@@ -111,7 +126,8 @@ class LetterParser:
         if self._in_arguments:
             if letter == ")":
                 self._in_arguments, self._name = False, None
-                return []
+                return [ToolEnd(self._count, self._whole())]
+            self._arguments += letter
             return [ToolArguments(self._count, letter)]
         if self._name is None:
             if letter == "(":
@@ -120,13 +136,19 @@ class LetterParser:
             return [TextDelta(letter)]
         if letter == "|":
             self._count += 1
-            self._in_arguments = True
+            self._in_arguments, self._arguments = True, ""
             return [ToolStart(self._count, f"call_{self._count}", self._name)]
         self._name += letter
         return []
 
     def finish(self) -> list[Delta]:
-        return []
+        return [ToolEnd(self._count, False)] if self._in_arguments else []
+
+    def _whole(self) -> bool:
+        try:
+            return isinstance(json.loads(self._arguments), dict)
+        except ValueError:
+            return False
 
 
 class ScriptedFleet:
@@ -354,7 +376,7 @@ class Browser:
 class Stage:
     """Everything a test of the application needs."""
 
-    def __init__(self, settings: GatewaySettings) -> None:
+    def __init__(self, settings: GatewaySettings, aliases: dict[str, str]) -> None:
         models = ("hot-model", "cold-model")
         entry = ModelEntry(RandomWeights("llama", "tiny"))
         self.cluster = Cluster(
@@ -365,6 +387,7 @@ class Stage:
                 "cold-0": InstanceEntry(Pool.COLD, ("cold-model",)),
             },
             gateway=settings,
+            aliases=aliases,
         )
         known = {
             "hot-model": frozenset({"hot-0", "hot-1"}),
@@ -384,7 +407,7 @@ class Stage:
         self.texts = {name: LetterText(name) for name in models}
         self.app = build_app(self.cluster, self.texts, self.dispatcher, self.metrics)  # type: ignore[arg-type]
         self.service = self.app.state.service
-        self.browser = Browser(self.app)
+        self.browser = Browser(build_web(self.app))
 
     def connect_all(self) -> None:
         self.fleet.connect("hot-0", ["hot-model"])
@@ -403,11 +426,16 @@ def run(coroutine: Any) -> None:
 def staged() -> Callable[..., Any]:
     """Runs an async test body on a stage; keyword arguments are gateway settings."""
 
-    def go(body: Callable[[Stage], Any], connect: bool = True, **settings: Any) -> None:
+    def go(
+        body: Callable[[Stage], Any],
+        connect: bool = True,
+        aliases: dict[str, str] | None = None,
+        **settings: Any,
+    ) -> None:
         settings.setdefault("allow_forced_tokens", True)
 
         async def whole() -> None:
-            stage = Stage(GatewaySettings(**settings))
+            stage = Stage(GatewaySettings(**settings), aliases or {})
             if connect:
                 stage.connect_all()
             try:

@@ -141,6 +141,7 @@ def test_blocks_become_template_messages(staged: Staged) -> None:
             {
                 "role": "assistant",
                 "content": "ok",
+                "reasoning_content": "hm",
                 "tool_calls": [
                     {
                         "id": "t1",
@@ -196,7 +197,7 @@ def test_errors_have_the_dialects_shape(staged: Staged) -> None:
                 {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
                 400,
                 "invalid_request_error",
-                "messages[0].content[0].type",
+                "messages[0].content[0]",
             ),
         ):
             reply = await stage.browser.post(PATH, BODY | change)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
+import json
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import zstandard
 
 from alipes.gateway.config import Limits
 
@@ -26,7 +30,7 @@ WRONG = [
     (CHAT, {"max_completion_tokens": -5}, 400, "max_completion_tokens"),
     (CHAT, {"temperature": 3}, 400, "temperature"),
     (CHAT, {"temperature": "hot"}, 400, "temperature"),
-    (CHAT, {"top_p": 0}, 400, "top_p"),
+    (CHAT, {"top_p": -0.1}, 400, "top_p"),
     (CHAT, {"top_k": -2}, 400, "top_k"),
     (CHAT, {"min_p": 2}, 400, "min_p"),
     (CHAT, {"repetition_penalty": 1e-44}, 400, "repetition_penalty"),
@@ -41,11 +45,26 @@ WRONG = [
     (CHAT, {"logit_bias": {"\u0663": 1}}, 400, "logit_bias.\u0663"),
     (CHAT, {"logit_bias": {"1": 101}}, 400, "logit_bias[...]"),
     (CHAT, {"stream": "yes"}, 400, "stream"),
-    (CHAT, {"tools": [{"type": "web_search"}]}, 400, "tools[0].type"),
     (CHAT, {"tools": [{"type": "function"}]}, 400, "tools[0].function.name"),
     (CHAT, {"tool_choice": "required"}, 400, "tool_choice"),
-    (CHAT, {"tool_choice": {"type": "function"}}, 400, "tool_choice"),
-    (CHAT, {"response_format": {"type": "json_schema"}}, 400, "response_format.type"),
+    (CHAT, {"tool_choice": "some"}, 400, "tool_choice"),
+    (CHAT, {"tool_choice": {"type": "function"}}, 400, "tool_choice.name"),
+    (CHAT, {"tool_choice": {"type": "function", "function": {}}}, 400, "tool_choice.function.name"),
+    (CHAT, {"tool_choice": {"type": "hosted"}}, 400, "tool_choice.type"),
+    (
+        CHAT,
+        {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "none"}}},
+        400,
+        "tool_choice.allowed_tools.mode",
+    ),
+    (CHAT, {"response_format": {"type": "xml"}}, 400, "response_format.type"),
+    (CHAT, {"response_format": {"type": "json_schema"}}, 400, "response_format.schema"),
+    (
+        CHAT,
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x"}}},
+        400,
+        "response_format.json_schema.schema",
+    ),
     (CHAT, {"forced_token_ids": [-1]}, 400, "forced_token_ids[0]"),
     (CHAT, {"forced_token_ids": [999_999]}, 400, "forced_token_ids"),
     (CHAT, {"messages": [{"role": "user", "content": "x" * 2000}]}, 400, "messages"),
@@ -75,7 +94,7 @@ def test_a_wrong_field_is_named(
         assert reply.status == status, reply.body
         error = reply.json()["error"]
         assert error["param"] == param
-        assert error["message"].startswith(param)
+        assert param in error["message"]
         assert "\n" not in error["message"]
         assert len(error["message"]) < 400
         await _works(stage)
@@ -90,7 +109,6 @@ def test_a_wrong_field_is_named(
         b"{",
         b"nonsense",
         b'{"model": "hot-model", "messages": [{"role": "user", "content": "\xff\xfe"}]}',
-        b'{"model": "hot-model", "messages": [{"role": "user", "content": "\\ud800"}]}',
         b'{"model": "hot-model", "x": ' + b"[" * 100_000,
         b"[]",
         b"{}",
@@ -125,14 +143,45 @@ def test_a_body_over_the_limit_is_refused_unread(staged: Staged) -> None:
     staged(body, limits=Limits(body_bytes=1000))
 
 
-def test_a_compressed_body_is_refused_unread(staged: Staged) -> None:
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "x-gzip": gzip.compress,
+    "deflate": zlib.compress,
+    "DEFLATE": lambda data: zlib.compress(data)[2:-4],
+    "zstd": zstandard.compress,
+    "gzip, zstd": lambda data: zstandard.compress(gzip.compress(data)),
+    "identity": lambda data: data,
+}
+
+
+@pytest.mark.parametrize("coding", PACKERS)
+def test_a_packed_body_is_read_up_to_the_limit(staged: Staged, coding: str) -> None:
     async def body(stage: Any) -> None:
-        headers = {"content-encoding": "gzip", "content-length": "5"}
-        reply, task = stage.browser.open("POST", CHAT, b"\x1f\x8b123", headers)
+        stage.fleet.auto = "ok"
+
+        async def sent(data: bytes) -> Any:
+            headers = {"content-encoding": coding}
+            reply, task = stage.browser.open("POST", CHAT, PACKERS[coding](data), headers)
+            await task
+            return reply
+
+        whole = json.dumps(BODY).encode()
+        assert (await sent(whole)).status == 200
+        assert (await sent(whole + b" " * 2000)).status == 413
+        if coding != "identity":
+            reply, task = stage.browser.open("POST", CHAT, b"abc", {"content-encoding": coding})
+            await task
+            assert (reply.status, reply.json()["error"]["code"]) == (400, "invalid_encoding")
+
+    staged(body, limits=Limits(body_bytes=1000))
+
+
+def test_an_unknown_packing_is_415(staged: Staged) -> None:
+    async def body(stage: Any) -> None:
+        reply, task = stage.browser.open("POST", CHAT, b"abc", {"content-encoding": "br"})
         await task
         assert reply.status == 415
-        assert reply.headers["connection"] == "close"
-        assert "content-encoding" in reply.json()["error"]["message"]
+        assert "gzip, deflate, zstd" in reply.json()["error"]["message"]
         await _works(stage)
 
     staged(body)

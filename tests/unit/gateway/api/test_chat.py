@@ -301,13 +301,17 @@ def test_whole_tool_calls(staged: Staged) -> None:
     staged(body)
 
 
-def test_tool_choice_none_hides_the_tools(staged: Staged) -> None:
+def test_tool_choice_none_withholds_calls_and_leaves_the_prompt_as_it_is(staged: Staged) -> None:
     async def body(stage: Any) -> None:
-        stage.fleet.auto = "(look|{})"
+        stage.fleet.auto = "a(look|{})b"
+        await stage.browser.post(CHAT, BODY | {"tools": TOOLS})
         fields = {"tools": TOOLS, "tool_choice": "none"}
-        answer = (await stage.browser.post(CHAT, BODY | fields)).json()
-        assert answer["choices"][0]["message"]["content"] == "(look|{})"
-        assert stage.texts["hot-model"].seen[-1][1] is None
+        (choice,) = (await stage.browser.post(CHAT, BODY | fields)).json()["choices"]
+        assert choice["message"]["content"] == "ab"
+        assert "tool_calls" not in choice["message"]
+        assert choice["finish_reason"] == "stop"
+        before, after = stage.texts["hot-model"].seen[-2:]
+        assert before == after
 
     staged(body)
 

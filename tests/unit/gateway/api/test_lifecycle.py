@@ -15,6 +15,7 @@ from alipes.gateway.config import Limits
 from alipes.gateway.routing.decision import CallShape, Reason, Wait
 from alipes.instance.contract import Cancel, FailureClass, Ping, Submit
 
+SILENCE = b'"delta":{},"logprobs":null,"finish_reason":null'
 CHAT = "/v1/chat/completions"
 BODY = {"model": "hot-model", "messages": [{"role": "user", "content": "hi"}]}
 MESSAGE = BODY | {"max_tokens": 10}
@@ -138,7 +139,7 @@ def test_an_instance_that_always_refuses_is_not_asked_for_ever(staged: Staged) -
             calls = await stage.fleet.submitted(attempt)
             stage.fleet.fail(*calls[-1], FailureClass.OVERLOADED, "waiting queue is full")
         await asyncio.wait_for(task, 5)
-        assert reply.status == 429
+        assert reply.status == 503
         assert "waiting queue is full" in reply.json()["error"]["message"]
 
     staged(body)
@@ -183,10 +184,10 @@ def test_an_error_known_at_once_is_a_status_in_a_stream_too(staged: Staged) -> N
     staged(body)
 
 
-def test_comments_keep_a_silent_stream_alive(staged: Staged) -> None:
+def test_empty_chunks_keep_a_silent_stream_alive(staged: Staged) -> None:
     async def body(stage: Any) -> None:
         reply, task = stage.browser.open("POST", CHAT, _raw(stream=True))
-        await reply.until(lambda r: r.body.count(b": keep-alive\n\n") >= 2)
+        await reply.until(lambda r: r.body.count(SILENCE) >= 2)
         assert reply.status == 200
         assert "x-alipes-instance" not in reply.headers
         stage.connect_all()
@@ -213,19 +214,19 @@ def test_pings_keep_a_silent_message_stream_alive(staged: Staged) -> None:
     staged(body, limits=Limits(keep_alive=0.05))
 
 
-def test_comments_come_while_a_prompt_is_computed(staged: Staged) -> None:
+def test_empty_chunks_come_while_a_prompt_is_computed(staged: Staged) -> None:
     """After the headers and the start of the call: a long prefill, or a model that is opened."""
 
     async def body(stage: Any) -> None:
         reply, task = stage.browser.open("POST", CHAT, _raw(stream=True, stop=["xy"]))
         ((instance, call),) = await stage.fleet.submitted()
         stage.fleet.start(instance, call)
-        await reply.until(lambda r: r.body.count(b": keep-alive\n\n") >= 2)
+        await reply.until(lambda r: r.body.count(SILENCE) >= 2)
         assert reply.headers["x-alipes-instance"] == instance
         # A token whose text is held back, as it may begin a stop string, shows nothing.
         stage.fleet.say(instance, call, "x")
-        seen = reply.body.count(b": keep-alive\n\n")
-        await reply.until(lambda r: r.body.count(b": keep-alive\n\n") >= seen + 2)
+        seen = reply.body.count(SILENCE)
+        await reply.until(lambda r: r.body.count(SILENCE) >= seen + 2)
         stage.fleet.finish(instance, call, 1)
         await asyncio.wait_for(task, 5)
         assert b'"content":"x"' in reply.body
@@ -245,12 +246,12 @@ def test_the_headers_of_a_placed_stream_do_not_wait_for_its_start(staged: Staged
     staged(body, limits=Limits(keep_alive=60))
 
 
-def test_a_full_queue_is_429_with_retry_after(staged: Staged) -> None:
+def test_a_full_queue_is_503_with_retry_after(staged: Staged) -> None:
     async def body(stage: Any) -> None:
         waiting = [stage.browser.open("POST", CHAT, _raw())[1] for _ in range(2)]
         await asyncio.sleep(0.02)
         reply = await stage.browser.post(CHAT, BODY)
-        assert reply.status == 429
+        assert reply.status == 503
         assert int(reply.headers["retry-after"]) >= 1
         stage.browser.leave.set()
         await asyncio.gather(*waiting)
@@ -259,11 +260,11 @@ def test_a_full_queue_is_429_with_retry_after(staged: Staged) -> None:
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_waiting_too_long_is_429(staged: Staged, stream: bool) -> None:
+def test_waiting_too_long_is_503(staged: Staged, stream: bool) -> None:
     async def body(stage: Any) -> None:
         reply = await stage.browser.post(CHAT, BODY | {"stream": stream})
-        assert reply.status == 429
-        assert reply.json()["error"]["code"] == "queue_timeout"
+        assert reply.status == 503
+        assert reply.json()["error"]["code"] == "server_is_overloaded"
         assert int(reply.headers["retry-after"]) >= 1
 
     staged(body, connect=False, limits=Limits(queue_timeout=0.1))
@@ -273,7 +274,7 @@ def test_the_queue_timeout_of_an_open_stream_is_an_event(staged: Staged) -> None
     async def body(stage: Any) -> None:
         reply = await stage.browser.post(CHAT, BODY | {"stream": True})
         assert reply.status == 200
-        assert reply.events()[-1]["error"]["code"] == "queue_timeout"
+        assert reply.events()[-1]["error"]["code"] == "server_is_overloaded"
 
     staged(body, connect=False, limits=Limits(queue_timeout=0.2, keep_alive=0.05))
 

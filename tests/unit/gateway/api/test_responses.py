@@ -195,11 +195,11 @@ def test_a_stream_that_breaks_fails_with_what_there_is(staged: Staged) -> None:
 def test_a_queued_stream_is_kept_alive(staged: Staged) -> None:
     async def body(stage: Any) -> None:
         reply, task = stage.browser.open("POST", PATH, _raw(stream=True))
-        await reply.until(lambda r: b": keep-alive\n\n" in r.body)
-        assert [event["type"] for event in reply.events()] == [
-            "response.created",
-            "response.in_progress",
-        ]
+        await reply.until(lambda r: r.body.count(b"event: ") >= 4)
+        types = [event["type"] for event in reply.events()]
+        assert types == ["response.created", *["response.in_progress"] * (len(types) - 1)]
+        numbers = [event["sequence_number"] for event in reply.events()]
+        assert numbers == list(range(len(types)))
         stage.fleet.auto = "late"
         stage.connect_all()
         await task
@@ -247,12 +247,12 @@ def test_items_of_an_agent_become_a_chat(staged: Staged) -> None:
             {
                 "id": "c1",
                 "type": "function",
-                "function": {"name": "look", "arguments": '{"x":1}'},
+                "function": {"name": "look", "arguments": {"x": 1}},
             },
             {
                 "id": "c2",
                 "type": "function",
-                "function": {"name": "mcp__maps__go", "arguments": "{}"},
+                "function": {"name": "mcp__maps__go", "arguments": {}},
             },
         ]
         assert _text(stage) == [
@@ -287,7 +287,7 @@ def test_tools_that_no_model_here_can_use_are_left_out(staged: Staged) -> None:
             "type": "namespace",
             "name": "mcp__maps",
             "description": "maps",
-            "tools": [{"type": "function", "name": "go"}, {"type": "custom", "name": "no"}],
+            "tools": [{"type": "function", "name": "go"}, {"type": "custom", "name": "do"}],
         },
         {"type": "namespace", "name": "empty", "tools": []},
     ]
@@ -296,11 +296,12 @@ def test_tools_that_no_model_here_can_use_are_left_out(staged: Staged) -> None:
         stage.fleet.auto = "(mcp__maps__go|{})(other|{})"
         answer = await _post(stage, tools=tools)
         shown = stage.texts["hot-model"].seen[-1][1]
-        assert [tool["function"] for tool in shown] == [
-            {"name": "look", "description": "looks", "parameters": {"type": "object"}},
-            {"name": "mcp__maps__go", "parameters": {"type": "object", "properties": {}}},
-        ]
-        assert [tool["type"] for tool in answer["tools"]] == ["function", "namespace"]
+        look, patch, go, do = [tool["function"] for tool in shown]
+        assert look == {"name": "look", "description": "looks", "parameters": {"type": "object"}}
+        assert go == {"name": "mcp__maps__go", "parameters": {"type": "object", "properties": {}}}
+        assert (patch["name"], do["name"]) == ("apply_patch", "mcp__maps__do")
+        assert patch["parameters"]["required"] == ["input"]
+        assert [tool["type"] for tool in answer["tools"]] == ["function", "custom", "namespace"]
         known, other = answer["output"]
         assert (known["namespace"], known["name"]) == ("mcp__maps", "go")
         assert (other.get("namespace"), other["name"]) == (None, "other")
@@ -308,12 +309,13 @@ def test_tools_that_no_model_here_can_use_are_left_out(staged: Staged) -> None:
     staged(body)
 
 
-def test_no_tool_choice_shows_no_tools(staged: Staged) -> None:
+def test_with_no_tool_choice_calls_are_withheld(staged: Staged) -> None:
     async def body(stage: Any) -> None:
-        stage.fleet.auto = "(look|{})"
+        stage.fleet.auto = "a(look|{})"
         answer = await _post(stage, tools=[LOOK], tool_choice="none")
-        assert answer["output"][0]["content"][0]["text"] == "(look|{})"
-        assert stage.texts["hot-model"].seen[-1][1] is None
+        (message,) = answer["output"]
+        assert message["content"][0]["text"] == "a"
+        assert len(stage.texts["hot-model"].seen[-1][1]) == 1
 
     staged(body)
 
@@ -327,7 +329,7 @@ def test_a_conversation_goes_on_without_its_instructions(staged: Staged) -> None
         second = await _post(stage, input=[output], previous_response_id=first["id"])
         assert second["previous_response_id"] == first["id"]
         call = {"id": "call_0", "type": "function"}
-        call["function"] = {"name": "look", "arguments": "{}"}  # type: ignore[assignment]
+        call["function"] = {"name": "look", "arguments": {}}  # type: ignore[assignment]
         whole = [
             {"role": "user", "content": "hi"},
             {"role": "assistant", "content": "S", "tool_calls": [call]},
@@ -421,12 +423,12 @@ def test_tenants_do_not_see_each_other(staged: Staged) -> None:
         ({"input": 5}, "input"),
         ({"input": [{"content": "x"}]}, "input[0].type"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input[0].role"),
-        ({"input": [{"role": "user"}]}, "input[0].content"),
-        ({"input": [{"role": "user", "content": [{"type": "input_text"}]}]}, "text"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "type"),
+        ({"input": [{"role": "user", "content": 3}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text", "text": 1}]}]}, "text"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "content[0]"),
         ({"input": [{"type": "function_call"}]}, "input[0].name"),
-        ({"input": [{"type": "function_call_output"}]}, "input[0].output"),
-        ({"input": [{"type": "custom_tool_call", "name": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "function_call_output", "output": 1}]}, "input[0].output"),
+        ({"input": [{"type": "custom_tool_call"}]}, "input[0].name"),
         ({"input": "x" * 3000}, "input"),
         ({"background": True}, "background"),
         ({"conversation": "conv_1"}, "conversation"),
@@ -434,7 +436,8 @@ def test_tenants_do_not_see_each_other(staged: Staged) -> None:
         ({"n": 2}, "n"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "name": "x"}}, "tool_choice"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format.type"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
         ({"tools": [{"type": "function", "function": {"name": "x"}}]}, "tools[0].name"),
         ({"tools": [{"type": "namespace", "tools": [{"type": "function"}]}]}, "tools[0].tools[0]"),

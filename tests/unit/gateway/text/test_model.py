@@ -10,14 +10,20 @@ import pytest
 from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer
 
+from alipes.gateway.api.openai.messages import messages_of
+from alipes.gateway.conversation.message import Conversation, Tool
 from alipes.gateway.text.errors import TextError
-from alipes.gateway.text.hermes import HermesParser
-from alipes.gateway.text.model import ModelText
+from alipes.gateway.text.model import ModelText, Prompt
+from alipes.gateway.text.reply.deltas import TextDelta, ToolStart
 from alipes.gateway.text.tokens import TextEncoder
 
 
 def user(text: str) -> dict[str, Any]:
     return {"role": "user", "content": text}
+
+
+def prompt_of(text: ModelText, chat: list[dict[str, Any]], tenant: str = "") -> Prompt:
+    return asyncio.run(text.chat(Conversation(messages_of(chat)), tenant))
 
 
 def test_facts_of_a_folder(smollm2_folder: Path, tiny_folders: dict[str, Path]) -> None:
@@ -32,15 +38,15 @@ def test_prompts_equal_transformers_and_grow_cheaply(smollm2_folder: Path) -> No
     chat = [user("Tell me about 2 lamps.  " * 50)]
     before = 0
     for turn in range(5):
-        prompt = asyncio.run(text.chat(chat, None))
+        prompt = prompt_of(text, chat)
         rendered = reference.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
         ids = reference(rendered, add_special_tokens=False).input_ids
         assert prompt.tokens.tolist() == ids
         assert prompt.reused >= before - 10
         before = len(ids)
         chat = [*chat, {"role": "assistant", "content": "no"}, user(f"turn {turn}")]
-    assert asyncio.run(text.chat(chat[:-2], None)).reused == before
-    assert asyncio.run(text.chat(chat[:-2], None, tenant="other")).reused == 0
+    assert prompt_of(text, chat[:-2]).reused == before
+    assert prompt_of(text, chat[:-2], "other").reused == 0
     with pytest.raises(ValueError, match="read-only"):
         prompt.tokens[0] = 1
 
@@ -49,14 +55,14 @@ def test_prompts_equal_transformers_and_grow_cheaply(smollm2_folder: Path) -> No
 def test_the_next_prompt_begins_with_the_stem(tiny_folders: dict[str, Path], family: str) -> None:
     text = ModelText.load("t", tiny_folders[family])
     chat = [{"role": "system", "content": "Be brief."}]
-    assert asyncio.run(text.chat(chat, None)).stem == 0
+    assert prompt_of(text, chat).stem == 0
     chat.append(user("hi"))
     for _ in range(3):
-        before = asyncio.run(text.chat(chat, None))
+        before = prompt_of(text, chat)
         shown = "".join(text.piece(int(token))[0] for token in before.tokens[before.stem :])
         assert shown.startswith("<|im_start|>assistant")
         chat += [{"role": "assistant", "content": "no"}, user("more")]
-        after = asyncio.run(text.chat(chat, None))
+        after = prompt_of(text, chat)
         assert after.tokens[: before.stem].tolist() == before.tokens[: before.stem].tolist()
     assert asyncio.run(text.text("Once upon")).stem == 2
 
@@ -86,7 +92,7 @@ def test_what_the_tokenizer_puts_around_a_text_is_kept(smollm2_folder: Path) -> 
 def test_callers_faults_name_the_field(smollm2_folder: Path) -> None:
     text = ModelText.load("s", smollm2_folder)
     with pytest.raises(TextError, match="messages"):
-        asyncio.run(text.chat([user("a\ud800")], None))
+        prompt_of(text, [user("a\ud800")])
     with pytest.raises(TextError, match="prompt"):
         asyncio.run(text.text("a\ud800"))
 
@@ -94,9 +100,9 @@ def test_callers_faults_name_the_field(smollm2_folder: Path) -> None:
 def test_what_cannot_fit_is_refused_before_it_is_tokenized(smollm2_folder: Path) -> None:
     text = ModelText.load("s", smollm2_folder)
     huge = "x" * (30 << 20)
-    with pytest.raises(TextError, match=r"messages: make at least \d+ tokens; the context of s is"):
-        asyncio.run(text.chat([user(huge)], None))
-    with pytest.raises(TextError, match="prompt: make at least"):
+    with pytest.raises(TextError, match=r"messages: make about \d+ tokens; the context of s is"):
+        prompt_of(text, [user(huge)])
+    with pytest.raises(TextError, match="prompt: make about"):
         asyncio.run(text.text(huge))
 
 
@@ -105,16 +111,17 @@ def test_deep_and_large_arguments_are_read(tiny_folders: dict[str, Path]) -> Non
     for arguments in ('{"a": 1' + "0" * 40 + "}", '{"a": "\\ud83d"}', "[" * 5000, '{"a": NaN}'):
         call = {"function": {"name": "f", "arguments": arguments}}
         chat = [user("a"), {"role": "assistant", "content": None, "tool_calls": [call]}]
-        assert len(asyncio.run(text.chat(chat, None)).tokens) > 10
+        assert len(prompt_of(text, chat).tokens) > 10
     nested = {"function": {"name": "f", "arguments": '{"a":' * 900 + "1" + "}" * 900}}
     chat = [user("a"), {"role": "assistant", "content": "", "tool_calls": [nested]}]
-    assert len(asyncio.run(text.chat(chat, None)).tokens) > 900
+    assert len(prompt_of(text, chat).tokens) > 900
 
 
 def test_tools_choose_the_parser(smollm2_folder: Path) -> None:
     text = ModelText.load("s", smollm2_folder)
-    assert isinstance(text.output([{"type": "function"}]), HermesParser)
-    assert not isinstance(text.output(None), HermesParser)
+    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    assert isinstance(text.output((Tool("f", None, {}),)).push(call)[0], ToolStart)
+    assert text.output(()).push(call) == [TextDelta(call)]
     assert text.piece(2) == ("<|im_end|>", b"<|im_end|>")
     assert text.piece(10**9) == ("", b"")
 

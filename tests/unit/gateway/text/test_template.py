@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer
 
+from alipes.gateway.api.openai.messages import messages_of, tools_of
+from alipes.gateway.conversation.message import Message, shown
 from alipes.gateway.text.errors import TextError
-from alipes.gateway.text.messages import normalize
 from alipes.gateway.text.template import ChatTemplate
 
 TOOLS = [
@@ -43,27 +44,30 @@ def test_rendering_equals_transformers(folders: list[Path]) -> None:
     for folder in folders:
         reference = AutoTokenizer.from_pretrained(folder)
         template = ChatTemplate.load(folder)
-        for chat in map(normalize, CHATS):
-            for tools in (None, TOOLS):
+        for chat in map(messages_of, CHATS[:2] if template.tells_tools else CHATS):
+            for tools in (None,) if template.tells_tools else (None, TOOLS):
                 expected = reference.apply_chat_template(
-                    chat, tools=tools, tokenize=False, add_generation_prompt=True
+                    list(map(shown, chat)), tools=tools, tokenize=False, add_generation_prompt=True
                 )
-                assert template.render(chat, tools) == expected
+                assert template.render(chat, tools_of(tools)) == expected
 
 
-def test_tools_are_shown_only_by_the_template_that_knows_them(folders: list[Path]) -> None:
+def test_a_template_that_knows_no_tools_is_told_them(folders: list[Path]) -> None:
     plain, hermes = (ChatTemplate.load(folder) for folder in folders)
-    chat = normalize(CHATS[2])
-    assert '"name": "look"' in hermes.render(chat, TOOLS)
-    assert plain.render(chat, TOOLS) == plain.render(chat, None)
+    assert (plain.tells_tools, hermes.tells_tools) == (True, False)
+    chat, tools = [Message("system", "be brief"), *messages_of(CHATS[2])], tools_of(TOOLS)
+    assert plain.render(chat, tools) == hermes.render(chat, tools)
+    assert plain.render(chat, ()) == hermes.render(chat, ())
+    assert plain.render(chat[1:], tools) == hermes.render(chat[1:], tools)
+    assert plain.render(chat, tools).startswith(plain.render(chat[:2], tools, speaks=False))
 
 
 def test_a_prompt_continues_as_the_assistant_turn(folders: list[Path]) -> None:
     for folder in folders:
         template = ChatTemplate.load(folder)
-        chat = normalize(CHATS[0])
-        longer = [*chat, {"role": "assistant", "content": "hello"}]
-        assert template.render(longer, None).startswith(template.render(chat, None) + "hello")
+        chat = messages_of(CHATS[0])
+        longer = [*chat, Message("assistant", "hello")]
+        assert template.render(longer, ()).startswith(template.render(chat, ()) + "hello")
 
 
 def test_helpers_and_embedded_templates(tmp_path: Path) -> None:
@@ -71,7 +75,7 @@ def test_helpers_and_embedded_templates(tmp_path: Path) -> None:
         '{"bos_token": {"content": "<s>"}, "chat_template": [{"name": "default", "template": '
         '"{{ bos_token }}{% generation %}{{ messages[0].content }}{% endgeneration %}"}]}'
     )
-    assert ChatTemplate.load(tmp_path).render([{"role": "user", "content": "x"}], None) == "<s>x"
+    assert ChatTemplate.load(tmp_path).render([Message("user", "x")], ()) == "<s>x"
 
 
 @pytest.mark.parametrize(
@@ -79,11 +83,11 @@ def test_helpers_and_embedded_templates(tmp_path: Path) -> None:
 )
 def test_a_refusal_is_the_callers_fault(source: str) -> None:
     with pytest.raises(TextError, match="messages: the model's chat template refused"):
-        ChatTemplate(source, {}).render([{"role": "user", "content": "x"}], None)
+        ChatTemplate(source, {}).render([Message("user", "x")], ())
 
 
 def test_no_template_and_no_way_out_of_the_sandbox() -> None:
     with pytest.raises(TextError, match="no chat template"):
-        ChatTemplate("", {}).render([], None)
+        ChatTemplate("", {}).render([], ())
     with pytest.raises(TextError, match="refused"):
-        ChatTemplate("{{ messages.__class__.__mro__ }}", {}).render([], None)
+        ChatTemplate("{{ messages.__class__.__mro__ }}", {}).render([], ())

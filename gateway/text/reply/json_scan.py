@@ -11,6 +11,8 @@ _SCALAR: Final = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][
 _SCALAR_START: Final = frozenset("-0123456789tfn")
 _SCALAR_INSIDE: Final = frozenset("-+.0123456789Eaeflnrstu")
 _SCALAR_END: Final = frozenset(",]}" + _BLANK)
+_DEEPEST: Final = 200
+_LONGEST: Final = 1000
 _HEX: Final = frozenset("0123456789abcdefABCDEF")
 
 
@@ -30,7 +32,8 @@ class _State(Enum):
 
 
 class ObjectScanner:
-    """Raw control characters inside strings are let through: models write them."""
+    """Raw control characters inside strings are let through: models write them. What is too deep
+    or has a number too long for readers of JSON is none."""
 
     def __init__(self) -> None:
         self._state = _State.START
@@ -65,7 +68,7 @@ class ObjectScanner:
         if self._state is _State.SCALAR:
             if letter not in _SCALAR_END:
                 self._scalar += letter
-                return letter in _SCALAR_INSIDE
+                return letter in _SCALAR_INSIDE and len(self._scalar) <= _LONGEST
             if not _SCALAR.fullmatch(self._scalar):
                 return False
             self._state = _State.NEXT
@@ -123,7 +126,7 @@ class ObjectScanner:
     def _open(self, letter: str) -> bool:
         self._stack.append(letter)
         self._state = _State.KEY_OR_END if letter == "{" else _State.VALUE_OR_END
-        return True
+        return len(self._stack) <= _DEEPEST
 
     def _close(self, letter: str) -> bool:
         matches = self._stack.pop() + letter in ("{}", "[]")

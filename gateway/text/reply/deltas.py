@@ -12,6 +12,12 @@ class TextDelta(msgspec.Struct, frozen=True):
     text: str
 
 
+class ThinkingDelta(msgspec.Struct, frozen=True):
+    """What the model says to itself before it answers."""
+
+    text: str
+
+
 class ToolStart(msgspec.Struct, frozen=True):
     """A call begins. ``index`` counts the calls of a reply from 0."""
 
@@ -27,7 +33,14 @@ class ToolArguments(msgspec.Struct, frozen=True):
     text: str
 
 
-Delta = TextDelta | ToolStart | ToolArguments
+class ToolEnd(msgspec.Struct, frozen=True):
+    """The call ends. Only one whose arguments are ``whole``, a JSON object, counts."""
+
+    index: int
+    whole: bool
+
+
+Delta = TextDelta | ThinkingDelta | ToolStart | ToolArguments | ToolEnd
 
 
 class OutputParser(Protocol):
@@ -53,12 +66,15 @@ def merged(deltas: Iterable[Delta]) -> list[Delta]:
     result: list[Delta] = []
     for delta in deltas:
         last = result[-1] if result else None
-        if isinstance(delta, ToolStart):
-            result.append(delta)
-        elif isinstance(delta, TextDelta) and isinstance(last, TextDelta):
-            result[-1] = TextDelta(last.text + delta.text)
-        elif isinstance(delta, ToolArguments) and isinstance(last, ToolArguments):
-            result[-1] = ToolArguments(last.index, last.text + delta.text)
-        elif delta.text:
-            result.append(delta)
+        match last, delta:
+            case TextDelta(), TextDelta():
+                result[-1] = TextDelta(last.text + delta.text)
+            case ThinkingDelta(), ThinkingDelta():
+                result[-1] = ThinkingDelta(last.text + delta.text)
+            case ToolArguments(), ToolArguments():
+                result[-1] = ToolArguments(last.index, last.text + delta.text)
+            case _, TextDelta(text="") | ThinkingDelta(text="") | ToolArguments(text=""):
+                pass
+            case _:
+                result.append(delta)
     return result

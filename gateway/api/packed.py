@@ -1,0 +1,79 @@
+"""Compressed request bodies."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Final
+
+import zstandard
+
+from alipes.gateway.api.errors import ApiError, ErrorClass
+
+CODINGS: Final = ("gzip", "deflate", "zstd")
+_STEP: Final = 1 << 20
+
+
+def unpacked(body: bytes, coding: str, limit: int) -> bytes:
+    """``body`` as it was before it was packed by ``coding``, a ``content-encoding``; of several,
+    divided by commas, the last was applied last. Never makes more than ``limit`` + 1 bytes: a
+    longer result is that long. Raises a 415 for a coding that is not known here, a 400 for data
+    that is not of it."""
+    for name in reversed([part.strip().lower() for part in coding.split(",")]):
+        if name in ("", "identity"):
+            continue
+        unpack = _UNPACKERS.get(name.removeprefix("x-"))
+        if unpack is None:
+            raise ApiError(
+                415,
+                ErrorClass.INVALID,
+                f"content-encoding: {name[:64]!r} is not known; send identity or one of "
+                f"{', '.join(CODINGS)}",
+                "content-encoding",
+                "unsupported_encoding",
+            )
+        try:
+            body = unpack(body, limit)
+        except (zlib.error, zstandard.ZstdError, EOFError) as error:
+            message = f"body: is not {name}: {error}"
+            raise ApiError(400, ErrorClass.INVALID, message, "body", "invalid_encoding") from None
+    return body
+
+
+def _inflated(body: bytes, limit: int, window: int) -> bytes:
+    stream = zlib.decompressobj(window)
+    out = stream.decompress(body, limit + 1)
+    if len(out) <= limit and not stream.eof:
+        raise EOFError("it breaks off")
+    return out
+
+
+def _gzip(body: bytes, limit: int) -> bytes:
+    return _inflated(body, limit, zlib.MAX_WBITS | 16)
+
+
+def _deflate(body: bytes, limit: int) -> bytes:
+    """With the zlib header, as HTTP wants it, or without, as some clients send it."""
+    try:
+        return _inflated(body, limit, zlib.MAX_WBITS)
+    except zlib.error:
+        return _inflated(body, limit, -zlib.MAX_WBITS)
+
+
+def _zstd(body: bytes, limit: int) -> bytes:
+    out = bytearray()
+    with zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(
+        body, read_across_frames=True
+    ) as reader:
+        while len(out) <= limit and (piece := reader.read(min(_STEP, limit + 1 - len(out)))):
+            out += piece
+    if not out and body:
+        raise EOFError("it breaks off")
+    return bytes(out)
+
+
+_UNPACKERS: Final[dict[str, Callable[[bytes, int], bytes]]] = {
+    "gzip": _gzip,
+    "deflate": _deflate,
+    "zstd": _zstd,
+}

@@ -1,0 +1,187 @@
+"""Calls of tools as expressions of a grammar, in the form that a family of models writes them in.
+
+A form is a function of a tool and the rules: what follows the mark that begins a call, to its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from alipes.gateway.text.quoted import quoted_text
+from alipes.gateway.text.rules import FREE, Function, Rules, Schema, Unspeakable, literal
+
+Call = Callable[[Function, Rules], str]
+
+
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """``opening`` begins every call (after ``before``, once for all calls of a reply) and is empty
+    where nothing tells a call from text; calls are ``between`` apart and ``after`` ends them."""
+
+    opening: str
+    call: Call
+    between: str = "\n"
+    before: str = ""
+    after: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a value ends: the mark, and what is written before and after it."""
+
+    before: str
+    mark: str
+    after: str
+
+
+def calls(functions: Sequence[Function], single: bool, rules: Rules) -> str:
+    """One call or, unless ``single``, several."""
+    form = form_of(rules)
+    call = rules.rule(f"{_mark(form.opening, rules)} ({_choice(form, functions, rules)})")
+    more = "" if single else f" ({_optional(form.between, rules)} {call})*"
+    before, after = (_optional(text, rules) for text in (form.before, form.after))
+    return f"{before} {call}{more} {after}"
+
+
+def text_with_calls(functions: Sequence[Function], single: bool, rules: Rules) -> str:
+    """Any text, in which what begins a call is one of these functions. Raises ``Unspeakable``."""
+    form = form_of(rules)
+    if not form.opening or form.before:
+        raise Unspeakable("this model's calls cannot be told from text while they are written")
+    call = rules.rule(f"{rules.until(form.opening)} ({_choice(form, functions, rules)})")
+    return f"{call}{'?' if single else '*'} {rules.rule(FREE)}"
+
+
+def form_of(rules: Rules) -> CallForm:
+    """Raises ``Unspeakable``."""
+    form = FORMS.get(rules.speech.form)
+    if form is None:
+        raise Unspeakable(f"calls in the form {rules.speech.form!r} cannot be forced")
+    return form
+
+
+def _choice(form: CallForm, functions: Sequence[Function], rules: Rules) -> str:
+    return " | ".join(rules.rule(form.call(function, rules)) for function in functions)
+
+
+def _mark(text: str, rules: Rules) -> str:
+    return rules.mark(text) if text else ""
+
+
+def _optional(text: str, rules: Rules) -> str:
+    return rules.marked(text) if text else ""
+
+
+# --- forms of calls ----------------------------------------------------------------------------
+
+
+def hermes(function: Function, rules: Rules) -> str:
+    """``<tool_call>``, a JSON object on a line of its own, ``</tool_call>``."""
+    head = literal(f'\n{{"name": {literal(function.name)}, "arguments": ')
+    tail = literal("}\n")
+    return f"{head} {arguments(function, rules)} {tail} {rules.mark('</tool_call>')}"
+
+
+def llama(function: Function, rules: Rules) -> str:
+    """A JSON object with ``name`` and ``parameters``, without marks."""
+    head = literal(f'{{"name": {literal(function.name)}, "parameters": ')
+    return f"{head} {arguments(function, rules)} {literal('}')}"
+
+
+def deepseek(function: Function, rules: Rules) -> str:
+    """The name, a mark, a JSON object, a mark, as V3.1 writes them."""
+    head = f"{literal(function.name)} {rules.mark('<｜tool▁sep｜>')}"
+    return f"{head} {arguments(function, rules)} {rules.mark('<｜tool▁call▁end｜>')}"
+
+
+def qwen_xml(function: Function, rules: Rules) -> str:
+    """``<function=NAME>`` and each parameter between tags, values on lines of their own."""
+    parts = [literal(f"\n<function={function.name}>\n")]
+    for name, schema, needed in members(function):
+        value = _value(function, schema, Ending("\n", "</parameter>", "\n"), rules)
+        given = rules.rule(f"{literal(f'<parameter={name}>{chr(10)}')} {value}")
+        parts.append(given if needed else f"{given}?")
+    return " ".join([*parts, literal("</function>\n"), rules.mark("</tool_call>")])
+
+
+def glm(function: Function, rules: Rules) -> str:
+    """The name, and of each argument key and value between tags."""
+    parts = [literal(f"{function.name}\n")]
+    for name, schema, needed in members(function):
+        key = f"{rules.mark('<arg_key>')} {literal(name)} {rules.mark('</arg_key>')}"
+        opened = f"{literal(chr(10))} {rules.mark('<arg_value>')}"
+        value = _value(function, schema, Ending("", "</arg_value>", "\n"), rules)
+        given = rules.rule(f"{key} {opened} {value}")
+        parts.append(given if needed else f"{given}?")
+    return " ".join([*parts, rules.mark("</tool_call>")])
+
+
+FORMS: Final[Mapping[str, CallForm]] = {
+    "hermes": CallForm("<tool_call>", hermes),
+    "llama": CallForm("", llama, between="; "),
+    "deepseek": CallForm(
+        "<｜tool▁call▁begin｜>",
+        deepseek,
+        between="",
+        before="<｜tool▁calls▁begin｜>",
+        after="<｜tool▁calls▁end｜>",
+    ),
+    "qwen-xml": CallForm("<tool_call>", qwen_xml),
+    "glm": CallForm("<tool_call>", glm),
+}
+
+
+# --- arguments ---------------------------------------------------------------------------------
+
+
+def arguments(function: Function, rules: Rules) -> str:
+    """All of them as one JSON object."""
+    if function.freeform is not None:
+        text = quoted_text(function.freeform, rules)
+        return f"{literal('{' + literal('input') + ': ')} {text} {literal('}')}"
+    return rules.json(object_schema(function.parameters), function.strict)
+
+
+def object_schema(parameters: Schema) -> dict[str, Any]:
+    """The schema of an object. One that names its members has no others, unless it says so:
+    tools refuse what they do not know, and a model could go on making it up."""
+    schema = {"type": "object", **parameters}
+    open_ended = {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"}
+    if "properties" in schema and not open_ended & schema.keys():
+        schema["additionalProperties"] = False
+    return schema
+
+
+def members(function: Function) -> Iterator[tuple[str, Schema, bool]]:
+    """Name and schema of every argument, and whether it is required."""
+    if function.freeform is not None:
+        yield "input", {}, True
+        return
+    needed = function.parameters.get("required")
+    found = function.parameters.get("properties")
+    for name, schema in (found if isinstance(found, dict) else {}).items():
+        inner = {
+            key: function.parameters[key]
+            for key in ("$defs", "definitions")
+            if key in function.parameters
+        }
+        own = schema if isinstance(schema, dict) else {}
+        yield name, {**inner, **own}, isinstance(needed, list) and name in needed
+
+
+def _value(function: Function, schema: Schema, end: Ending, rules: Rules) -> str:
+    """A value up to and with its end: a string as it is, anything else as JSON."""
+    closing = f"{_optional(end.before, rules)} {rules.mark(end.mark)} {_optional(end.after, rules)}"
+    if function.freeform is not None:
+        return f"{rules.free(function.freeform)} {closing}"
+    if schema.get("type") != "string":
+        return f"{rules.json(schema, function.strict)} {closing}"
+    if isinstance(schema.get("enum"), list):
+        options = " | ".join(literal(str(value)) for value in schema["enum"])
+        return f"({options}) {closing}"
+    if end.mark in rules.speech.tokens:
+        # Any text takes what comes before the mark as well.
+        return f"{rules.until(end.mark)} {_optional(end.after, rules)}"
+    return f"{rules.until(end.before + end.mark)} {_optional(end.after, rules)}"

@@ -1,0 +1,91 @@
+"""Tool calls in the forms of DeepSeek models.
+
+All calls of a reply stand between two tags, each between two of its own. V3 and R1 write the kind
+of call, the name and the arguments as JSON in a fenced block; V3.1 the name and the JSON alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Final
+
+from alipes.gateway.text.reply.json_call import Read
+from alipes.gateway.text.reply.json_scan import ObjectScanner
+from alipes.gateway.text.reply.source import Reading, Source
+from alipes.gateway.text.reply.tagged import CALLED
+
+CALLS: Final = "<｜tool▁calls▁begin｜>"
+CALLS_END: Final = "<｜tool▁calls▁end｜>"
+CALL: Final = "<｜tool▁call▁begin｜>"
+CALL_END: Final = "<｜tool▁call▁end｜>"
+SEPARATOR: Final = "<｜tool▁sep｜>"
+_FENCE: Final = "```"
+
+
+def deepseek(source: Source) -> Reading:
+    called = False
+    while True:
+        found, blanks = yield from source.until(CALLS, CALL, emit=source.say, blanks=True)
+        if found is None:
+            source.say("" if called else blanks)
+            return
+        if found == CALLS:
+            between = yield from source.blanks()
+            if not (yield from source.skip(CALL)):
+                source.say(blanks + CALLS + between)
+                continue
+        read = yield from _call(source)
+        called = called or read.called
+        if not read.called:
+            source.say(read.rest if read.begun else blanks + CALL + read.rest)
+            continue
+        for tag in (_FENCE, CALL_END, CALLS_END):
+            yield from source.blanks()
+            yield from source.skip(tag)
+
+
+def _call(source: Source) -> Generator[None, None, Read]:
+    """What follows the tag of one call, up to the end of its arguments."""
+    head: list[str] = []
+    found, _ = yield from source.until(SEPARATOR, CALL_END, emit=head.append)
+    name = "".join(head)
+    if found != SEPARATOR:
+        return Read(False, False, name + (found or ""))
+    if name.strip() == "function" and not (yield from source.begins("{")):
+        line: list[str] = []
+        found, _ = yield from source.until("\n", emit=line.append)
+        name, before = "".join(line), f"{name}{SEPARATOR}{''.join(line)}{found or ''}"
+    else:
+        before = name + SEPARATOR
+    before += yield from source.blanks()
+    if (yield from source.skip(_FENCE + "json")):
+        before += _FENCE + "json" + (yield from source.blanks())
+    if not name.strip() or not (yield from source.begins("{")):
+        return Read(False, False, before)
+    source.start(name.strip())
+    return CALLED if (yield from arguments(source)) else Read(False, True)
+
+
+def arguments(source: Source) -> Generator[None, None, bool]:
+    """Pass on one JSON object, and end the call; False where it is none or breaks off."""
+    scanner = ObjectScanner()
+    while source.text or (yield from source.more()):
+        for at, letter in enumerate(source.text):
+            inside = scanner.in_string
+            if not scanner.feed(letter):
+                source.argue(source.take(at))
+                source.end(whole=False)
+                return False
+            if scanner.done:
+                source.argue(source.take(at + 1))
+                source.end(whole=True)
+                return True
+            if inside and letter < " ":
+                source.argue(source.take(at))
+                source.argue({"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(letter, " "))
+                source.take(1)
+                break
+        else:
+            source.argue(source.take(len(source.text)))
+    source.end(whole=False)
+    return False

@@ -1,0 +1,74 @@
+"""Values that a model writes bare, as the schema of their argument has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from alipes.gateway.text.reply.source import quoted
+
+Schema = Mapping[str, Any]
+ANY: Final[frozenset[str]] = frozenset()
+_DEEPEST: Final = 8
+_CONSTANTS: Final = {"true": "boolean", "false": "boolean", "null": "null", "none": "null"}
+
+
+def kinds(schema: Any, root: Schema, deep: int = 0) -> frozenset[str]:
+    """The types that a value may have, by JSON schema's names; ``ANY`` where nothing says."""
+    if not isinstance(schema, dict) or deep > _DEEPEST:
+        return ANY
+    if (named := schema.get("type")) is not None:
+        several = named if isinstance(named, list) else [named]
+        return frozenset(kind for kind in several if isinstance(kind, str))
+    if isinstance(schema.get("$ref"), str):
+        return kinds(_referred(schema["$ref"], root), root, deep + 1)
+    if "const" in schema or isinstance(schema.get("enum"), list):
+        return frozenset(map(_kind, schema.get("enum") or [schema.get("const")]))
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            each = [kinds(one, root, deep + 1) for one in schema[key]]
+            return frozenset().union(*each) if all(each) else ANY
+    if isinstance(schema.get("allOf"), list):
+        each = [kinds(one, root, deep + 1) for one in schema["allOf"]]
+        return next((one for one in each if one), ANY)
+    return ANY
+
+
+def value_of(text: str, allowed: frozenset[str]) -> str:
+    """JSON text of a value that need not be a string: itself where it is JSON, Python's constants
+    where their type is allowed, else a string."""
+    bare = text.strip()
+    if _is_json(bare):
+        return bare
+    if _CONSTANTS.get(bare.lower()) in allowed:
+        return "null" if bare.lower() == "none" else bare.lower()
+    return f'"{quoted(text)}"'
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.dumps(json.loads(text), allow_nan=False)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int | float):
+        return "number"
+    if isinstance(value, str):
+        return "string"
+    return "array" if isinstance(value, list) else "object"
+
+
+def _referred(reference: str, root: Schema) -> Any:
+    """What a reference within ``root`` leads to."""
+    found: Any = root
+    for step in reference.removeprefix("#").split("/")[1:]:
+        found = found.get(step) if isinstance(found, dict) else None
+    return found
