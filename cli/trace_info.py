@@ -11,8 +11,6 @@ from rich.console import Console
 from rich.table import Table
 
 from alipes.cli.output import USAGE, complain
-from alipes.replay.traces.formats import Told, format_of
-from alipes.replay.traces.lines import bytes_of
 from alipes.replay.traces.load import load
 from alipes.replay.traces.model import TraceError
 from alipes.replay.traces.statistics import Spread, Statistics, statistics
@@ -28,32 +26,18 @@ def info(
     ] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON")] = False,
 ) -> None:
-    """Print what files were taken for, and the statistics of a trace: depth, gaps, prompts, reuse,
-    sharing."""
+    """Print the statistics of a trace: depth, gaps, prompts, reuse, sharing."""
     try:
-        trace = load(files, format)
-        told = [_told(path, format) for path in files]
-        figures = statistics(trace, gap_cap)
+        figures = statistics(load(files, format), gap_cap)
     except (TraceError, ValueError) as error:
         complain(str(error))
         raise typer.Exit(USAGE) from None
     if as_json:
-        whole = {**msgspec.to_builtins(figures), "files": told, "warnings": trace.warnings}
-        typer.echo(msgspec.json.format(msgspec.json.encode(whole)).decode())
+        typer.echo(msgspec.json.format(msgspec.json.encode(figures)).decode())
         return
     console = Console()
-    for file in told:
-        line = "{file}: read as {format}, as {why}".format(**file)
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    for warning in trace.warnings:
-        console.print(f"warning: {warning}", markup=False, highlight=False, soft_wrap=True)
+    console.print(figures.source, markup=False, highlight=False)
     console.print(_spreads(figures), _shares(figures))
-
-
-def _told(path: Path, format: str | None) -> dict[str, str]:
-    """What a file was taken for, and why."""
-    told = Told(format, "--format says so") if format else format_of(path, bytes_of(path))
-    return {"file": path.name, "format": told.format, "why": told.why}
 
 
 def _spreads(figures: Statistics) -> Table:

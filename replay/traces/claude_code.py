@@ -59,36 +59,7 @@ def read(path: Path, data: bytes, count: Count) -> Trace:
     sessions = tuple(replace(one, start=round(begin - first, 3)) for one, begin in built)
     lines = {one.id: logs[0].line for one, logs in zip(sessions, together.values(), strict=True)}
     check_sessions(sessions, path, lines)
-    uuids = {
-        one.id: frozenset().union(*(log.uuids for log in logs))
-        for one, logs in zip(sessions, together.values(), strict=True)
-    }
-    (trace,) = without_copies([Trace(path.name, sessions, lines=uuids)])
-    return trace
-
-
-def without_copies(traces: Sequence[Trace]) -> list[Trace]:
-    """The traces without sessions all of whose lines another one has too: those that were taken up
-    again under a new name."""
-    lines = [(i, name, ids) for i, trace in enumerate(traces) for name, ids in trace.lines.items()]
-    copied = {
-        (i, name)
-        for place, (i, name, ids) in enumerate(lines)
-        if any(
-            ids < others or (ids == others and other > place)
-            for other, (_, _, others) in enumerate(lines)
-            if other != place
-        )
-    }
-    return [
-        replace(
-            trace,
-            sessions=tuple(one for one in trace.sessions if (i, one.id) not in copied),
-        )
-        if copied
-        else trace
-        for i, trace in enumerate(traces)
-    ]
+    return Trace(path.name, sessions)
 
 
 def _session(name: str, logs: Sequence[Log], count: Count) -> tuple[Session, float]:

@@ -103,8 +103,7 @@ class Drawn:
 
 @dataclass(slots=True)
 class Log:
-    """One branch: ``agent`` is empty for the main one. A client that takes a session up again
-    copies its lines into the log of a new one."""
+    """One branch: ``agent`` is empty for the main one."""
 
     session: str
     agent: str
@@ -112,25 +111,15 @@ class Log:
     items: list[Said | Drawn] = field(default_factory=list)
     replies: dict[str, Drawn] = field(default_factory=dict)
 
-    @property
-    def uuids(self) -> frozenset[str]:
-        """Of all lines."""
-        ids: set[str] = set()
-        for item in self.items:
-            ids.update(item.uuids if isinstance(item, Drawn) else (item.uuid,))
-        return frozenset(ids)
-
 
 def read_logs(path: Path, data: bytes) -> tuple[Log, ...]:
     """The branches of all sessions of a file, in order of their first lines. Raises
     ``TraceError``."""
     logs: dict[tuple[str, str], Log] = {}
     chains: dict[str, str] = {}
-    seen: set[tuple[str, str]] = set()
     for number, line in rows(path, data, LINE, REMEDY):
-        if line.uuid is None or (line.session or "", line.uuid) in seen:
-            continue  # some writers write every line several times
-        seen.add((line.session or "", line.uuid))
+        if line.uuid is None:
+            continue
         # Older logs name no agent: its lines hang together by their parents.
         chain = chains.get(line.parent or "", line.uuid) if line.sidechain else ""
         chains[line.uuid] = chain
@@ -177,8 +166,6 @@ def _draw(log: Log, body: Body, uuid: str, when: float) -> None:
     drawn.output = max(drawn.output, usage.output_tokens)
     parts = [Part("text", body.content)] if isinstance(body.content, str) else body.content
     for part in parts:
-        if part.type == "tool_use" and part.id and part.id in {tool.id for tool in drawn.tools}:
-            continue
         if part.type == "tool_use":
             arguments = bytes(part.input).decode()
             drawn.tools.append(ToolCall(part.id, part.name, arguments))

@@ -9,7 +9,6 @@ reply after it.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -91,15 +90,10 @@ class Session(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """A whole workload. ``source`` says where it comes from, ``warnings`` what can be read in two
-    ways. ``checked``: it holds together by the way it was read. ``lines`` are of Claude Code logs,
-    by session: the ids of all lines that went into it."""
+    """A whole workload. ``source`` says where it comes from."""
 
     source: str
-    sessions: Sequence[Session]
-    warnings: tuple[str, ...] = ()
-    checked: bool = False
-    lines: dict[str, frozenset[str]] = {}
+    sessions: tuple[Session, ...]
 
     @property
     def calls(self) -> int:

@@ -14,7 +14,6 @@ import msgspec
 from alipes.replay.traces import (
     agentic,
     azure,
-    bailian,
     claude_code,
     claude_sessions,
     gateway_log,
@@ -67,7 +66,6 @@ READERS: Final[Mapping[str, Reader]] = {
     "agentic-mooncake": lambda path, data, how: agentic.read(path, data, how.block),
     "trie": lambda path, data, _: trie.read(path, data),
     "weka": lambda path, data, _: weka.read(path, data),
-    "bailian": lambda path, data, _: bailian.read(path, data),
     "azure": lambda path, data, _: azure.read(path, data),
     "claude-code": lambda path, data, how: claude_code.read(path, data, how.count),
     "claude-code-sessions": lambda path, data, _: claude_sessions.read(path, data),
@@ -86,7 +84,6 @@ KEYS: Final = (
     ({"requests"}, "weka"),
     ({"session", "branches"}, "claude-code-sessions"),
     ({"history"}, "swe-agent"),
-    ({"chat_id", "parent_chat_id"}, "bailian"),
     *(({name, "output_length"}, "mooncake") for name in mooncake.INPUTS),
     ({"request_id"}, "agentic-mooncake"),
     ({"messages"}, "mini-swe-agent"),
@@ -96,33 +93,24 @@ KEYS: Final = (
 _OBJECT = msgspec.json.Decoder(dict[str, msgspec.Raw] | list[msgspec.Raw])
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """The name of a file's format, and what told it."""
-
-    format: str
-    why: str
-
-
-def format_of(path: Path, data: bytes) -> Told:
-    """A file's format, by its name or else its content. Raises ``TraceError``."""
+def format_of(path: Path, data: bytes) -> str:
+    """The name of a file's format, by its name or else its content. Raises ``TraceError``."""
     for suffix, name in NAMES:
         if plain_name(path).endswith(suffix):
-            return Told(name, f"its name ends in {suffix}")
+            return name
     remedy = f"give --format, one of {', '.join(READERS)}"
     if not data.strip():
         raise TraceError(path, "", "is empty", "give the whole file")
-    if azure.is_header(data.split(b"\n", 1)[0]):
-        return Told("azure", f"its first line is {','.join(azure.COLUMNS)}")
+    if data.startswith(azure.COLUMNS[0].encode()):
+        return "azure"
     first = _first(data)
     if isinstance(first, list):
-        return Told("mini-swe-agent", "it is a list of messages")
+        return "mini-swe-agent"
     if "request_id" in first and _is_agentic(data):
-        fields = " or ".join(sorted(agentic.DEFINING))
-        return Told("agentic-mooncake", f"its rows have request_id, and one has {fields}")
+        return "agentic-mooncake"
     for keys, name in KEYS:
         if keys <= set(first):
-            return Told(name, f"its first object has {' and '.join(sorted(keys))}")
+            return name
     raise TraceError(path, "line 1", "is not of a format known here", remedy)
 
 

@@ -59,7 +59,7 @@ class SessionBlocks:
             return 0
         size = self._names.size
         full = context.prompt // size
-        same = common(context.ids, ids, min(full, prompt // size))
+        same = _common(context.ids, ids, min(full, prompt // size))
         held = same == full or not (ids or context.ids)
         if held and not reset and prompt >= context.prompt + context.output:
             return context.prompt + context.output
@@ -104,7 +104,7 @@ class SessionBlocks:
         return cut(self._replies.get(hash_id) or (self._names[hash_id],), start, stop)
 
 
-def common(one_way: Sequence[int], other: Sequence[int], most: int) -> int:
+def _common(one_way: Sequence[int], other: Sequence[int], most: int) -> int:
     """How many of the first ``most`` ids are the same."""
     if one_way[:most] == other[:most]:
         return min(most, len(one_way), len(other))

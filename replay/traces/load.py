@@ -10,7 +10,6 @@ from typing import Final
 
 from alipes.replay.traces import agentic_writer, own
 from alipes.replay.traces.check import check
-from alipes.replay.traces.claude_code import without_copies
 from alipes.replay.traces.form import Trace
 from alipes.replay.traces.formats import READERS, Reading, format_of
 from alipes.replay.traces.hash_ids import BLOCK
@@ -35,32 +34,26 @@ def load(
     if format is not None and format not in READERS:
         raise ValueError(f"no format {format!r}; use one of {', '.join(READERS)}")
     reading = Reading(count, block)
-    traces = [_read(path, format, reading) for path in paths]
-    if len(traces) == 1:
-        return traces[0]
-    traces = without_copies(traces)
     sources: dict[str, Path] = {}
-    for path, trace in zip(paths, traces, strict=True):
+    traces = []
+    for path in paths:
+        trace = _read(path, format, reading)
         for session in trace.sessions:
             if session.id in sources:
                 problem = f"session {session.id!r} is also in {sources[session.id]}"
                 raise TraceError(path, "", problem, "give each file once, or rename a session")
             sources[session.id] = path
+        traces.append(trace)
     sessions = tuple(session for trace in traces for session in trace.sessions)
-    return Trace(
-        ", ".join(dict.fromkeys(trace.source for trace in traces)),
-        sessions,
-        tuple(warning for trace in traces for warning in trace.warnings),
-    )
+    return Trace(", ".join(dict.fromkeys(trace.source for trace in traces)), sessions)
 
 
 def _read(path: Path, format: str | None, reading: Reading) -> Trace:
     data = bytes_of(path)
-    trace = READERS[format or format_of(path, data).format](path, data, reading)
+    trace = READERS[format or format_of(path, data)](path, data, reading)
     if not trace.sessions:
         raise TraceError(path, "", "holds no session", "give a file with at least one")
-    if not trace.checked:
-        check(trace, path)
+    check(trace, path)
     return trace
 
 

@@ -2,17 +2,14 @@
 
 A row has exactly one of ``input_length`` (with ``hash_ids``, blocks of tokens), ``text_input``,
 ``messages`` and ``payload``. Rows of one ``session_id`` are one branch, in the file's order; a row
-without is a session of one call. In a session, ``messages`` and ``payload`` are whole prompts and
-``text_input`` comes after all that was said so far. So does ``input_length``, unless the rows' hash
-ids begin alike: then it is of whole prompts. These go on after the reply before them if all of them
-can; else replies are not part of prompts here, and a call keeps what its ids have in common.
+without is a session of one call. In a session, ``messages`` and ``payload`` are whole prompts,
+``text_input`` and ``input_length`` come after all that was said so far, unless the hash ids begin
+with the previous row's: then the row is a whole prompt too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import Enum, auto
-from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -27,7 +24,7 @@ from alipes.replay.traces.form import (
     Wait,
     reply_stream,
 )
-from alipes.replay.traces.hash_ids import BlockNames, Context, SessionBlocks, common
+from alipes.replay.traces.hash_ids import BlockNames, Context, SessionBlocks
 from alipes.replay.traces.lines import Length, Prompt, Time, line_error, rows, scope_of, stem
 from alipes.replay.traces.model import Message, TraceError
 from alipes.replay.traces.parts import (
@@ -38,7 +35,6 @@ from alipes.replay.traces.parts import (
     tool_calls_of,
 )
 from alipes.replay.traces.spans import new_content
-from alipes.replay.traces.stamps import aligned
 from alipes.replay.traces.text import Count, TextBranch
 
 REMEDY: Final = "expected Mooncake JSONL (input_length, output_length, hash_ids, timestamp in ms)"
@@ -77,7 +73,6 @@ def read(path: Path, data: bytes, count: Count, size: int) -> Trace:
     names = BlockNames(size, scope_of(data))
     alone: list[tuple[int, Session]] = []
     together: dict[str, list[Numbered]] = {}
-    warnings: list[str] = []
     for number, row in rows(path, data, DECODER, REMEDY):
         _check_row(path, number, row, size)
         if row.session_id is not None:
@@ -97,14 +92,8 @@ def read(path: Path, data: bytes, count: Count, size: int) -> Trace:
         if texts[0]:
             alone.append((first, _texts(path, name, group, count)))
         else:
-            kind = _kind_of(group)
-            if kind is Kind.UNCLEAR:
-                warnings.append(
-                    f"{path.name}: line {first}: session {name!r}: input_length may be of whole "
-                    "prompts or of what is new; read as what is new, for want of hash_ids in common"
-                )
-            alone.append((first, _blocks(name, group, names, kind)))
-    return Trace(path.name, aligned(path, alone), tuple(warnings))
+            alone.append((first, _blocks(name, group, names)))
+    return Trace(path.name, tuple(session for _, session in sorted(alone, key=lambda one: one[0])))
 
 
 def _check_row(path: Path, line: int, row: Row, size: int) -> None:
@@ -146,52 +135,7 @@ def _waits(group: list[Numbered]) -> Iterator[tuple[float, Wait]]:
         yield gap / 1000, Wait.TOOL if index else Wait.START
 
 
-class Kind(Enum):
-    """What the lengths of a session's rows are of."""
-
-    WHOLE = auto()  # prompts that go on after the reply before them
-    WITHOUT_REPLIES = auto()  # prompts that keep what their ids say
-    NEW = auto()  # what comes after all that was said so far
-    UNCLEAR = auto()  # as NEW, but nothing tells
-
-
-def _kind_of(group: list[Numbered]) -> Kind:
-    pairs = [(a, b) for (_, a), (_, b) in pairwise(group)]
-    if not pairs:
-        return Kind.NEW
-    if not all(b.hash_ids and a.hash_ids for a, b in pairs):
-        return Kind.UNCLEAR
-    alike = [(a.hash_ids or [0])[0] == (b.hash_ids or [1])[0] for a, b in pairs]
-    if not any(alike):
-        longer = all((b.input_length or 0) > (a.input_length or 0) for a, b in pairs)
-        return Kind.UNCLEAR if longer and len(pairs) > 1 else Kind.NEW
-    if not all(alike):
-        return Kind.WITHOUT_REPLIES
-    room = all(
-        (b.input_length or 0) >= (a.input_length or 0) + max(1, a.output_length) for a, b in pairs
-    )
-    return Kind.WHOLE if room else Kind.WITHOUT_REPLIES
-
-
-def _without_replies(name: str, group: list[Numbered], names: BlockNames) -> Session:
-    blocks = SessionBlocks(names)
-    calls: list[Call] = []
-    before: Row | None = None
-    for index, ((_, row), (gap, wait)) in enumerate(zip(group, _waits(group), strict=True)):
-        ids, length, kept = row.hash_ids or [], row.input_length or 0, 0
-        if before is not None:
-            most = min(before.input_length or 0, length) // names.size
-            kept = common(before.hash_ids or [], ids, most) * names.size
-        added = blocks.content(ids, kept, length, new_content(MAIN, index))
-        calls.append(Call(length, max(1, row.output_length), kept, added, gap, wait))
-        before = row
-    start = _seconds(group[0][1].timestamp)
-    return Session(name, (Branch(MAIN, tuple(calls)),), start=start)
-
-
-def _blocks(name: str, group: list[Numbered], names: BlockNames, kind: Kind) -> Session:
-    if kind is Kind.WITHOUT_REPLIES:
-        return _without_replies(name, group, names)
+def _blocks(name: str, group: list[Numbered], names: BlockNames) -> Session:
     blocks = SessionBlocks(names)
     context: Context | None = None
     calls: list[Call] = []

@@ -9,11 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from alipes.replay.stats import nearest_rank
-from alipes.replay.traces.columns import Columns
 from alipes.replay.traces.form import Branch, Call, Session, Trace
 from alipes.replay.traces.order import active_branches
 from alipes.replay.traces.unlimited import unlimited_hits
@@ -97,8 +94,6 @@ def spread(values: Iterable[float]) -> Spread:
 
 def statistics(trace: Trace, gap_cap: float = 10.0) -> Statistics:
     """``gap_cap`` in seconds. Raises ValueError if a call waits for ever."""
-    if isinstance(trace.sessions, Columns):
-        return _flat(trace.source, trace.sessions, gap_cap)
     sessions = trace.sessions
     branches = [branch for session in sessions for branch in session.branches]
     calls = [call for branch in branches for call in branch.calls]
@@ -137,46 +132,6 @@ def statistics(trace: Trace, gap_cap: float = 10.0) -> Statistics:
         prompt_tokens=prompts,
         output_tokens=outputs,
     )
-
-
-def _flat(source: str, columns: Columns, gap_cap: float) -> Statistics:
-    """Of sessions of one call each that share nothing, without making them."""
-    count = len(columns)
-    prompts, outputs = int(columns.prompts.sum()), int(columns.outputs.sum())
-    ones = Spread(count, 1.0, 1, 1, 1, 1) if count else spread(())
-    return Statistics(
-        source=source,
-        sessions=count,
-        branches=count,
-        calls=count,
-        models={"": count} if count else {},
-        depth=ones,
-        branches_a_session=ones,
-        gap_cap=gap_cap,
-        gaps={},
-        pause=0.0,
-        prompt=_spread_of(columns.prompts),
-        output=_spread_of(columns.outputs),
-        uncached=_share(prompts, count),
-        reuse=_reuse(()),
-        cache=Cache(0.0, 0.0),
-        input_output=_share(prompts, outputs),
-        uncached_output=_share(prompts, outputs),
-        sub_agent_calls=0.0,
-        active_branches_max=min(1, count),
-        active_branches_mean=min(1.0, count),
-        prompt_tokens=prompts,
-        output_tokens=outputs,
-    )
-
-
-def _spread_of(values: NDArray[np.int32]) -> Spread:
-    """As ``spread``."""
-    if not len(values):
-        return spread(())
-    ranked = np.sort(values)
-    p50, p95, p99 = (int(ranked[max(0, -(-len(ranked) * p // 100) - 1)]) for p in (50, 95, 99))
-    return Spread(len(ranked), float(ranked.mean()), p50, p95, p99, int(ranked[-1]))
 
 
 def _share(part: float, whole: float) -> float:
