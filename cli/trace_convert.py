@@ -15,6 +15,7 @@ from alipes.replay.traces.hash_ids import BLOCK
 from alipes.replay.traces.load import WRITERS, load, save
 from alipes.replay.traces.model import TraceError
 from alipes.replay.traces.sample import sample
+from alipes.replay.traces.turns import Prompts
 
 FilesArgument = Annotated[
     list[Path], typer.Argument(metavar="FILE", help="Trace files; names in .gz are packed")
@@ -25,6 +26,10 @@ FormatOption = Annotated[
 BlockOption = Annotated[
     int, typer.Option("--block", min=1, help="Tokens of a hash id where the format does not say")
 ]
+PromptsOption = Annotated[
+    Prompts,
+    typer.Option("--prompts", help="Lengths of Mooncake sessions: whole prompts, or what rows add"),
+]
 OutOption = Annotated[Path, typer.Option("--out", help="The file to write; .gz packs it")]
 
 
@@ -34,12 +39,13 @@ def convert(
     out: OutOption,
     format: FormatOption = "",
     block: BlockOption = BLOCK,
+    prompts: PromptsOption = Prompts.UNKNOWN,
 ) -> None:
     """Write traces of any known format as one file."""
     try:
         if to not in WRITERS:
             raise ValueError(f"--to {to}: no such format; use one of {', '.join(WRITERS)}")
-        _save(load(files, format or None, block=block), out, to, block)
+        _save(load(files, format or None, block=block, prompts=prompts), out, to, block)
     except (TraceError, ValueError, CommandError) as error:
         complain(str(error))
         raise typer.Exit(USAGE) from None
@@ -55,10 +61,12 @@ def sample_trace(
     seed: Annotated[int, typer.Option(min=0, help="The same seed draws the same sessions")] = 1,
     format: FormatOption = "",
     block: BlockOption = BLOCK,
+    prompts: PromptsOption = Prompts.UNKNOWN,
 ) -> None:
     """Draw whole sessions from traces, into a file of Alipes' own format."""
     try:
-        drawn = sample(load(files, format or None, block=block), sessions, seed, calls_at_most)
+        whole = load(files, format or None, block=block, prompts=prompts)
+        drawn = sample(whole, sessions, seed, calls_at_most)
         _save(drawn, out, own.NAME, block)
     except (TraceError, ValueError, CommandError) as error:
         complain(str(error))

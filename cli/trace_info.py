@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -10,31 +9,41 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from alipes.cli.output import USAGE, complain
-from alipes.replay.traces.load import load
+from alipes.cli.output import USAGE, complain, print_json, remark, say
+from alipes.cli.trace_convert import BlockOption, FilesArgument, FormatOption, PromptsOption
+from alipes.replay.traces.hash_ids import BLOCK
+from alipes.replay.traces.load import load_told
 from alipes.replay.traces.model import TraceError
 from alipes.replay.traces.statistics import Spread, Statistics, statistics
+from alipes.replay.traces.turns import Prompts
 
 
 def info(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE", help="Trace files, together")],
-    format: Annotated[
-        str | None, typer.Option(help="Their format, where name and content do not tell")
-    ] = None,
+    files: FilesArgument,
+    format: FormatOption = "",
+    block: BlockOption = BLOCK,
+    prompts: PromptsOption = Prompts.UNKNOWN,
     gap_cap: Annotated[
         float, typer.Option(min=0, help="Count gaps longer than this, seconds")
     ] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON")] = False,
 ) -> None:
-    """Print the statistics of a trace: depth, gaps, prompts, reuse, sharing."""
+    """Print what files were taken for and why, and the statistics of the trace: depth, gaps,
+    prompts, reuse, sharing. Warn where rows can be read in two ways."""
     try:
-        figures = statistics(load(files, format), gap_cap)
+        trace, taken = load_told(files, format or None, block, prompts)
+        figures = statistics(trace, gap_cap)
     except (TraceError, ValueError) as error:
         complain(str(error))
         raise typer.Exit(USAGE) from None
+    for file in taken:
+        for warning in file.warnings:
+            remark(f"{file.file}: {warning}")
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(figures)).decode())
+        print_json({"files": taken, **msgspec.structs.asdict(figures)})
         return
+    for file in taken:
+        say(f"{file.file}: {file.format}: {file.why}")
     console = Console()
     console.print(figures.source, markup=False, highlight=False)
     console.print(_spreads(figures), _shares(figures))

@@ -15,9 +15,12 @@ def nearest_rank(values: Iterable[float], percent: float) -> float | None:
     """The smallest value that at least ``percent`` (0 to 100) of the values do not exceed; None
     of no values."""
     ranked = sorted(values)
-    if not ranked:
-        return None
-    return ranked[max(0, math.ceil(percent / 100 * len(ranked)) - 1)]
+    return ranked[nearest_place(len(ranked), percent)] if ranked else None
+
+
+def nearest_place(count: int, percent: float) -> int:
+    """Where that value stands among ``count`` rising ones."""
+    return max(0, math.ceil(percent / 100 * count) - 1)
 
 
 class SessionRow(msgspec.Struct, frozen=True):

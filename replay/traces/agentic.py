@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 
 from alipes.replay.traces.check import check_sessions
+from alipes.replay.traces.clock import YEAR, check_clock
 from alipes.replay.traces.form import MAIN, Branch, Call, Session, Trace, Wait, reply_stream
 from alipes.replay.traces.hash_ids import BlockNames, Context, SessionBlocks
 from alipes.replay.traces.lines import Length, Prompt, Time, line_error, rows, scope_of
@@ -89,6 +90,8 @@ def read(path: Path, data: bytes, size: int) -> Trace:
             problem = "has neither a length nor hash ids"
             raise line_error(path, number, "input_length", problem, "give one")
         numbered[row.request_id] = (number, row)
+    begins = [(number, row.timestamp) for number, row in numbered.values() if not row.wait_for]
+    check_clock(path, [(line, time) for line, time in begins if time is not None], 0.001, YEAR)
     assembly = _Assembly(path, numbered, BlockNames(size, scope_of(data)))
     for request in _in_order(path, numbered):
         assembly.add(*numbered[request])

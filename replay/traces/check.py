@@ -7,6 +7,7 @@ from graphlib import CycleError
 from pathlib import Path
 from typing import Final
 
+from alipes.replay.traces.columns import Requests, split
 from alipes.replay.traces.form import Branch, Call, Session, Trace, Wait
 from alipes.replay.traces.model import TraceError
 from alipes.replay.traces.order import dependencies
@@ -20,7 +21,10 @@ SECONDS: Final = 2**53
 
 def check(trace: Trace, path: Path) -> None:
     """Raises ``TraceError`` for the first fault of the trace, which is or will be at ``path``."""
-    check_sessions(trace.sessions, path)
+    sessions, columns = split(trace.sessions)
+    check_sessions(sessions, path)
+    for requests in columns:
+        _check_requests(requests, path)
 
 
 def check_sessions(
@@ -34,6 +38,13 @@ def check_sessions(
             at = f"line {lines[session.id]}: " if session.id in lines else ""
             raise TraceError(path, f"{at}session {session.id!r}{place}", problem, REMEDY)
         seen.add(session.id)
+
+
+def _check_requests(requests: Requests, path: Path) -> None:
+    """Columns hold nothing but starts and lengths, and name each request after its line."""
+    wrong = (requests.prompts < 1) | (requests.outputs < 1) | (requests.starts < 0)
+    if wrong.any():
+        check_sessions((requests[int(wrong.argmax())],), path)
 
 
 def _faults(session: Session, seen: set[str]) -> Iterator[tuple[str, str]]:

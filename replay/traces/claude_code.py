@@ -1,4 +1,4 @@
-"""Claude Code session logs (JSONL): a session with its sub-agents a file.
+"""Claude Code session logs (JSONL): a session with its sub-agents, in one file or several.
 
 - Prompts are as long as the provider counted them (all of ``usage``'s input tokens), where it did
   for every call of a branch: the log's text lacks the system prompt and the tools. Replies are the
@@ -8,12 +8,13 @@
   where nothing was counted, the messages that are the same.
 - A sub-agent is spawned by the last call that had begun to answer when it began, and joined by
   the call after that, if that came when the sub-agent had ended.
-- Sub-agents begin alike as in ``claude_sessions``. A file of a sub-agent alone is a session.
+- Sub-agents begin alike as in ``claude_sessions``. One whose session is not in the files is a
+  session.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,9 +22,11 @@ from msgspec.structs import replace
 
 from alipes.replay.traces.check import check_sessions
 from alipes.replay.traces.claude_log import Drawn, Log, Said, read_logs
+from alipes.replay.traces.claude_resumed import conversations, origins
 from alipes.replay.traces.claude_sessions import common_beginning, first_content
 from alipes.replay.traces.form import MAIN, Branch, Call, Session, Trace, Wait
 from alipes.replay.traces.model import Message, TraceError
+from alipes.replay.traces.source import Source
 from alipes.replay.traces.spans import new_content, one
 from alipes.replay.traces.text import Count, TextBranch
 
@@ -46,27 +49,39 @@ class _Branch:
         return max(drawn.end for drawn in self.drawn)
 
 
-def read(path: Path, data: bytes, count: Count) -> Trace:
+def read(sources: Sequence[Source], count: Count, warn: Callable[[Path, str], None]) -> Trace:
     """Raises ``TraceError``."""
-    together: dict[str, list[Log]] = {}
-    for log in read_logs(path, data):
-        if log.replies:
-            together.setdefault(log.session, []).append(log)
-    if not together:
-        raise TraceError(path, "", "holds no reply of a model", "give the log of a session")
-    built = [_session(name, logs, count) for name, logs in together.items()]
-    first = min(begin for _, begin in built)
-    sessions = tuple(replace(one, start=round(begin - first, 3)) for one, begin in built)
-    lines = {one.id: logs[0].line for one, logs in zip(sessions, together.values(), strict=True)}
-    check_sessions(sessions, path, lines)
-    return Trace(path.name, sessions)
+    logs: list[Log] = []
+    for source in sources:
+        found = [log for log in read_logs(source.path, source.data) if log.replies]
+        source.forget()
+        if not found:
+            problem = "holds no reply of a model"
+            raise TraceError(source.path, "", problem, "give the log of a session")
+        logs += found
+    origin = origins(logs)
+    for log in logs:
+        if log.session != origin[log.session] and not log.agent:
+            other = origin[log.session]
+            warn(log.path, f"session {log.session} has replies of {other} in it; read as one")
+    begun: list[tuple[Log, Session, float]] = []
+    for branches in conversations(logs, origin):
+        # Sub-agents whose session is not there are sessions of their own.
+        alone = all(log.agent for log in branches)
+        groups = [[log] for log in branches] if alone else [branches]
+        begun += [(group[0], *_session(group, count)) for group in groups]
+    first = min(begin for _, _, begin in begun)
+    sessions = tuple(replace(one, start=round(begin - first, 3)) for _, one, begin in begun)
+    for session, (log, _, _) in zip(sessions, begun, strict=True):
+        check_sessions((session,), log.path, {session.id: log.line})
+    return Trace(", ".join(dict.fromkeys(source.path.name for source in sources)), sessions)
 
 
-def _session(name: str, logs: Sequence[Log], count: Count) -> tuple[Session, float]:
+def _session(logs: Sequence[Log], count: Count) -> tuple[Session, float]:
     """A session and when it began, s."""
     # The main branch first, if the file has it.
     logs = sorted(logs, key=lambda log: log.agent != "")
-    name = name or AGENT
+    name = logs[0].session
     if logs[0].agent:
         name = f"{name}/{logs[0].agent}"
     main, *others = (_branch(log, i, count) for i, log in enumerate(logs))
@@ -105,7 +120,7 @@ def _branch(log: Log, number: int, count: Count) -> _Branch:
         branch.calls.append(call)
         branch.drawn.append(item)
         messages.append(item.message)
-        places.update(dict.fromkeys(item.uuids, len(messages)))
+        places.update(dict.fromkeys(item.lines, len(messages)))
         rewound = False
     return branch
 

@@ -1,7 +1,8 @@
 """The lines of a Claude Code session log, in order: what was said to a model and what it drew.
 
 A reply is written in several lines, one for each part, perhaps with tool results between them;
-they have the message's id in common.
+they have the message's id in common. A line or a part that is there already was written again, and
+counts once.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Annotated, Final
 
 import msgspec
 
-from alipes.replay.traces.lines import Length, line_error, rows
+from alipes.replay.traces.lines import Length, line_error, rows, stem
 from alipes.replay.traces.model import Message, ToolCall
 from alipes.replay.traces.parts import UNREADABLE
 
@@ -54,6 +55,10 @@ class Part(msgspec.Struct, frozen=True):
     tool_use_id: str = ""
     content: str | list[Part] | None = None
 
+    def is_again(self, other: Part) -> bool:
+        """Whether this is the same part of a reply, written again."""
+        return self == other or (self.id != "" and self.id == other.id)
+
 
 class Body(msgspec.Struct, frozen=True):
     content: str | list[Part]
@@ -84,32 +89,83 @@ class Said:
 
 @dataclass(slots=True)
 class Drawn:
-    """A reply; ``first`` and ``end`` (s) are when its first and last line were written."""
+    """A reply; ``first`` and ``end`` (s) are when its first and last line were written. ``lines``
+    has the parts of each line of it, by the line's uuid."""
 
-    uuids: list[str]
+    id: str
     model: str
     first: float
     end: float
     usage: Usage
-    output: int = 0
-    texts: list[str] = field(default_factory=list)
-    thoughts: list[str] = field(default_factory=list)
-    tools: list[ToolCall] = field(default_factory=list)
+    output: int
+    lines: dict[str, list[Part]]
+
+    @property
+    def when(self) -> float:
+        return self.first
+
+    def add(self, other: Drawn) -> None:
+        """More lines of this reply. One that is there already is replaced by a longer one."""
+        self.first, self.end = min(self.first, other.first), max(self.end, other.end)
+        # The first parts are written before the count is final.
+        self.output = max(self.output, other.output)
+        for uuid, parts in other.lines.items():
+            if len(parts) >= len(self.lines.get(uuid, ())):
+                self.lines[uuid] = parts
+
+    def is_copy(self, other: Drawn) -> bool:
+        """Whether a reply of another session is the same one, copied with its history."""
+        same = self.id == other.id and self.usage.prompt == other.usage.prompt
+        return same and (self.first == other.first or self.message == other.message)
+
+    @property
+    def parts(self) -> list[Part]:
+        """Every part once: another line may have the same part again, alone or with more."""
+        once: list[Part] = []
+        for parts in self.lines.values():
+            once += [part for part in parts if not any(map(part.is_again, once))]
+        return once
+
+    @property
+    def thoughts(self) -> list[str]:
+        return [part.thinking for part in self.parts if part.thinking]
 
     @property
     def message(self) -> Message:
-        return Message("assistant", "".join(self.texts), tuple(self.tools))
+        parts = self.parts
+        tools = (part for part in parts if part.type == "tool_use")
+        return Message(
+            "assistant",
+            "".join(part.text for part in parts if part.text),
+            tuple(ToolCall(one.id, one.name, bytes(one.input).decode()) for one in tools),
+        )
 
 
 @dataclass(slots=True)
 class Log:
-    """One branch: ``agent`` is empty for the main one."""
+    """One branch, which begins in ``line`` of ``path``: ``agent`` is empty for the main one."""
 
     session: str
     agent: str
+    path: Path
     line: int
     items: list[Said | Drawn] = field(default_factory=list)
+    said: set[str] = field(default_factory=set)
     replies: dict[str, Drawn] = field(default_factory=dict)
+
+    def say(self, said: Said) -> None:
+        """One line of input, unless it is there already."""
+        if said.uuid not in self.said:
+            self.said.add(said.uuid)
+            self.items.append(said)
+
+    def draw(self, drawn: Drawn) -> None:
+        """One reply, or more of one that is there already."""
+        if (known := self.replies.get(drawn.id)) is not None:
+            known.add(drawn)
+        else:
+            self.replies[drawn.id] = drawn
+            self.items.append(drawn)
 
 
 def read_logs(path: Path, data: bytes) -> tuple[Log, ...]:
@@ -122,23 +178,26 @@ def read_logs(path: Path, data: bytes) -> tuple[Log, ...]:
             continue
         # Older logs name no agent: its lines hang together by their parents.
         chain = chains.get(line.parent or "", line.uuid) if line.sidechain else ""
-        chains[line.uuid] = chain
-        key = (line.session or "", (line.agent or chain) if line.sidechain else "")
-        log = logs.setdefault(key, Log(*key, number))
-        if line.type not in ("user", "assistant"):
-            log.items.append(Said(line.uuid, line.parent, 0.0))
-            continue
-        if line.timestamp is None:
-            # Without it neither gaps nor who spawned a sub-agent can be told.
-            raise line_error(path, number, "timestamp", "is missing", REMEDY)
-        when = line.timestamp.timestamp()
-        body = _body(path, number, line)
-        if line.type == "user":
-            said = Said(line.uuid, line.parent, when, _input(body), line.compaction)
-            log.items.append(said)
-        elif body.model != SYNTHETIC:
-            _draw(log, body, line.uuid, when)
+        chain = chains.setdefault(line.uuid, chain)
+        key = (line.session or stem(path), (line.agent or chain) if line.sidechain else "")
+        log = logs.setdefault(key, Log(*key, path, number))
+        _add(log, number, line, line.uuid)
     return tuple(logs.values())
+
+
+def _add(log: Log, number: int, line: Line, uuid: str) -> None:
+    if line.type not in ("user", "assistant"):
+        log.say(Said(uuid, line.parent, log.items[-1].when if log.items else 0.0))
+        return
+    if line.timestamp is None:
+        # Without it neither gaps nor who spawned a sub-agent can be told.
+        raise line_error(log.path, number, "timestamp", "is missing", REMEDY)
+    when = line.timestamp.timestamp()
+    body = _body(log.path, number, line)
+    if line.type == "user":
+        log.say(Said(uuid, line.parent, when, _input(body), line.compaction))
+    elif body.model != SYNTHETIC:
+        log.draw(_drawn(body, uuid, when))
 
 
 def _body(path: Path, number: int, line: Line) -> Body:
@@ -152,25 +211,12 @@ def _body(path: Path, number: int, line: Line) -> Body:
         raise line_error(path, number, "message", "is missing", REMEDY) from None
 
 
-def _draw(log: Log, body: Body, uuid: str, when: float) -> None:
-    name = body.id or uuid
+def _drawn(body: Body, uuid: str, when: float) -> Drawn:
+    """The reply as far as one line has it."""
     usage = body.usage or Usage()
-    drawn = log.replies.get(name)
-    if drawn is None:
-        drawn = Drawn([], body.model, when, when, usage)
-        log.replies[name] = drawn
-        log.items.append(drawn)
-    drawn.uuids.append(uuid)
-    drawn.end = max(drawn.end, when)
-    # The first parts are written before the count is final.
-    drawn.output = max(drawn.output, usage.output_tokens)
     parts = [Part("text", body.content)] if isinstance(body.content, str) else body.content
-    for part in parts:
-        if part.type == "tool_use":
-            arguments = bytes(part.input).decode()
-            drawn.tools.append(ToolCall(part.id, part.name, arguments))
-        drawn.texts += filter(None, [part.text])
-        drawn.thoughts += filter(None, [part.thinking])
+    lines = {uuid: parts}
+    return Drawn(body.id or uuid, body.model, when, when, usage, usage.output_tokens, lines)
 
 
 def _input(body: Body) -> tuple[Message, ...]:

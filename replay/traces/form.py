@@ -9,6 +9,7 @@ reply after it.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Final
 
@@ -90,10 +91,11 @@ class Session(msgspec.Struct, frozen=True, omit_defaults=True, forbid_unknown_fi
 
 
 class Trace(msgspec.Struct, frozen=True):
-    """A whole workload. ``source`` says where it comes from."""
+    """A whole workload. ``source`` says where it comes from. Very many requests are columns
+    (``columns.Requests``), whose sessions are made when they are asked for."""
 
     source: str
-    sessions: tuple[Session, ...]
+    sessions: Sequence[Session]
 
     @property
     def calls(self) -> int:

@@ -7,8 +7,9 @@ import gzip
 import hashlib
 import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import IO, Annotated, TypeVar, cast
 
 import msgspec
 
@@ -23,19 +24,27 @@ Length = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 Time = Annotated[float, msgspec.Meta(ge=0, lt=2**53)]
 
 
-def bytes_of(path: Path) -> bytes:
-    """The content of a file, unpacked where its name ends in ``.gz``, without the byte order mark
-    that some editors put before UTF-8. Raises ``TraceError``."""
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """The file to be read, unpacked where its name ends in ``.gz``. Raises ``TraceError``, also for
+    what goes wrong while it is read."""
+    packed = path.suffix == ".gz"
     try:
-        data = path.read_bytes()
-        data = gzip.decompress(data) if path.suffix == ".gz" else data
-        return data.removeprefix(codecs.BOM_UTF8)
+        with cast(IO[bytes], gzip.open(path)) if packed else path.open("rb") as file:
+            yield file
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         remedy = "give an intact gzip file, or one whose name does not end in .gz"
         raise TraceError(path, "", f"not a whole gzip file ({error})", remedy) from None
     except OSError as error:
         reason = error.strerror or str(error)
         raise TraceError(path, "", reason, "give the path of a readable trace file") from None
+
+
+def bytes_of(path: Path) -> bytes:
+    """The whole content of a file without the byte order mark that some editors put before UTF-8.
+    Raises ``TraceError``."""
+    with opened(path) as file:
+        return file.read().removeprefix(codecs.BOM_UTF8)
 
 
 def plain_name(path: Path) -> str:

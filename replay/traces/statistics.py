@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
-from alipes.replay.stats import nearest_rank
+from alipes.replay.stats import nearest_place
+from alipes.replay.traces.columns import split
 from alipes.replay.traces.form import Branch, Call, Session, Trace
 from alipes.replay.traces.order import active_branches
 from alipes.replay.traces.unlimited import unlimited_hits
@@ -85,37 +89,56 @@ class Statistics(msgspec.Struct, frozen=True):
 
 
 def spread(values: Iterable[float]) -> Spread:
-    ranked = sorted(values)
-    if not ranked:
+    return _spread(np.array(sorted(values)))
+
+
+def _spread(ranked: NDArray[Any]) -> Spread:
+    """Of values that rise."""
+    count = len(ranked)
+    if not count:
         return Spread(0, 0, 0, 0, 0, 0)
-    p50, p95, p99 = (nearest_rank(ranked, percent) or 0 for percent in (50, 95, 99))
-    return Spread(len(ranked), sum(ranked) / len(ranked), p50, p95, p99, ranked[-1])
+    p50, p95, p99 = (ranked[nearest_place(count, percent)].item() for percent in (50, 95, 99))
+    return Spread(count, ranked.sum().item() / count, p50, p95, p99, ranked[-1].item())
+
+
+def _lengths(values: Iterable[int], columns: Iterable[NDArray[np.int32]]) -> NDArray[np.int32]:
+    """All of these, rising."""
+    all_of = np.concatenate((np.fromiter(values, np.int32), *columns), dtype=np.int32)
+    all_of.sort()
+    return all_of
 
 
 def statistics(trace: Trace, gap_cap: float = 10.0) -> Statistics:
     """``gap_cap`` in seconds. Raises ValueError if a call waits for ever."""
-    sessions = trace.sessions
+    # Columns are requests that share nothing and wait for nothing; each is a session of one call.
+    sessions, columns = split(trace.sessions)
+    more = sum(map(len, columns))
+    ones = [np.broadcast_to(np.int32(1), more)]
     branches = [branch for session in sessions for branch in session.branches]
     calls = [call for branch in branches for call in branch.calls]
-    prompts, outputs = sum(call.prompt for call in calls), sum(call.output for call in calls)
+    prompt = _spread(_lengths((c.prompt for c in calls), (one.prompts for one in columns)))
+    output = _spread(_lengths((c.output for c in calls), (one.outputs for one in columns)))
+    prompts = sum(c.prompt for c in calls) + sum(one.prompts.sum().item() for one in columns)
+    outputs = sum(c.output for c in calls) + sum(one.outputs.sum().item() for one in columns)
+    count = len(calls) + more
     hits = unlimited_hits(sessions)
     missed = prompts - sum(hit.total for hit in hits)
     active = [active_branches(session) for session in sessions]
     waits = list(_waits(sessions))
     return Statistics(
         source=trace.source,
-        sessions=len(sessions),
-        branches=len(branches),
-        calls=len(calls),
-        models=_models(sessions),
-        depth=spread(session.calls for session in sessions),
-        branches_a_session=spread(len(session.branches) for session in sessions),
+        sessions=len(sessions) + more,
+        branches=len(branches) + more,
+        calls=count,
+        models=_models(sessions, more),
+        depth=_spread(_lengths((session.calls for session in sessions), ones)),
+        branches_a_session=_spread(_lengths((len(one.branches) for one in sessions), ones)),
         gap_cap=gap_cap,
         gaps=_gaps(waits, gap_cap),
-        pause=_share(sum(call.gap for call in waits), len(calls)),
-        prompt=spread(call.prompt for call in calls),
-        output=spread(call.output for call in calls),
-        uncached=_share(missed, len(calls)),
+        pause=_share(sum(call.gap for call in waits), count),
+        prompt=prompt,
+        output=output,
+        uncached=_share(missed, count),
         reuse=_reuse(branches),
         cache=Cache(
             _share(prompts - missed, prompts), _share(sum(hit.shared for hit in hits), prompts)
@@ -123,11 +146,11 @@ def statistics(trace: Trace, gap_cap: float = 10.0) -> Statistics:
         input_output=_share(prompts, outputs),
         uncached_output=_share(missed, outputs),
         sub_agent_calls=_share(
-            sum(len(b.calls) for session in sessions for b in session.branches[1:]), len(calls)
+            sum(len(b.calls) for session in sessions for b in session.branches[1:]), count
         ),
-        active_branches_max=max((most for most, _, _ in active), default=0),
+        active_branches_max=max((most for most, _, _ in active), default=min(more, 1)),
         active_branches_mean=_share(
-            sum(busy for _, busy, _ in active), sum(whole for _, _, whole in active)
+            more + sum(busy for _, busy, _ in active), more + sum(whole for _, _, whole in active)
         ),
         prompt_tokens=prompts,
         output_tokens=outputs,
@@ -138,9 +161,11 @@ def _share(part: float, whole: float) -> float:
     return part / whole if whole else 0.0
 
 
-def _models(sessions: Sequence[Session]) -> dict[str, int]:
-    """Calls by model; those of no model under the empty name."""
+def _models(sessions: Sequence[Session], without: int) -> dict[str, int]:
+    """Calls by model; those of no model, ``without`` more of them, under the empty name."""
     calls: dict[str, int] = defaultdict(int)
+    if without:
+        calls[""] = without
     for session in sessions:
         for branch in session.branches:
             calls[branch.model or session.model] += len(branch.calls)

@@ -75,3 +75,35 @@ def test_faults_are_one_line_and_write_nothing(tmp_path: Path) -> None:
         assert code == 2, said
         assert problem in " ".join(said.split())
     assert sorted(file.name for file in tmp_path.iterdir()) == ["broken.jsonl", "requests.jsonl"]
+
+
+def test_info_says_what_a_file_was_taken_for_and_why(tmp_path: Path) -> None:
+    source = mooncake(tmp_path)
+    code, said = alipes("info", source, "--block", "8")
+    assert code == 0, said
+    assert f"{source}: mooncake: its first object has input_length, output_length" in said
+    code, said = alipes("info", source, "--block", "8", "--format", "mooncake", "--json")
+    assert code == 0, said
+    found = json.loads(said)
+    why = "--format says so"
+    assert found["files"] == [
+        {"file": str(source), "format": "mooncake", "why": why, "warnings": []}
+    ]
+    assert found["calls"] == 8
+    csv = tmp_path / "t.csv"
+    csv.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-05-10 00:00:00.1Z,5,1\n")
+    assert f"{csv}: azure: its name ends in .csv" in alipes("info", csv)[1]
+
+
+def test_info_warns_of_what_can_be_read_in_two_ways(tmp_path: Path) -> None:
+    path = tmp_path / "u.jsonl"
+    rows = [{"session_id": "s", "input_length": n, "output_length": 1} for n in (100, 150)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, said = alipes("info", path)
+    assert code == 0, said
+    assert f"warning: {path}: the rows of 1 sessions (the first begins in line 1)" in said
+    code, said = alipes("info", path, "--prompts", "whole", "--json")
+    assert json.loads(said)["prompt"]["max"] == 150
+    out = tmp_path / "out.jsonl"
+    code, said = alipes("convert", path, "--to", "alipes", "--out", out, "--prompts", "added")
+    assert load([out]).sessions[0].branches[0].calls[1].prompt == 251

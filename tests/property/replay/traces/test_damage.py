@@ -40,9 +40,16 @@ def weka(t: float, length: int, ids: list[int]) -> Json:
 ROWS: dict[str, list[Json]] = {
     "mooncake": [
         {"timestamp": 5, "input_length": 900, "output_length": 5, "hash_ids": [1, 2]},
-        {"session_id": "x", "input_length": 90, "output_length": 5, "delay": 5},
+        {"session_id": "x", "input_length": 90, "output_length": 5, "timestamp": 7},
         {"session_id": "x", "input_length": 9, "output_length": 5, "hash_ids": [3]},
-        {"session_id": "y", "messages": [{"role": "user", "content": "hi"}], "output_length": 5},
+        {"session_id": "y", "messages": [{"role": "user", "content": "hi"}], "output_length": 5}
+        | {"timestamp": 9},
+    ],
+    "bailian": [
+        {"chat_id": 1, "parent_chat_id": -1, "timestamp": 5.5, "input_length": 33}
+        | {"output_length": 5, "type": "text", "turn": 1, "hash_ids": [1, 2, 3]},
+        {"chat_id": 2, "parent_chat_id": 1, "timestamp": 6.5, "input_length": 40}
+        | {"output_length": 5, "type": "text", "turn": 2, "hash_ids": [1, 2, 4]},
     ],
     "agentic-mooncake": [
         {"request_id": "a", "session_id": "s", "input_length": 600, "output_length": 5}

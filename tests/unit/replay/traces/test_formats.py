@@ -11,6 +11,7 @@ from alipes.replay.traces.form import Session, Span, Trace, Wait, reply_stream
 from alipes.replay.traces.formats import READERS, format_of
 from alipes.replay.traces.load import load
 from alipes.replay.traces.model import Message, TraceError
+from alipes.replay.traces.source import Source
 
 Json = dict[str, object]
 
@@ -98,6 +99,16 @@ WEKA: Json = {
     "hash_id_scope": "local",
     "requests": [{"t": 0, "type": "n", "model": "big", "in": 130, "out": 9, "hash_ids": [1, 2, 3]}],
 }
+BAILIAN: Json = {
+    "chat_id": 159,
+    "parent_chat_id": -1,
+    "timestamp": 61.114,
+    "input_length": 33,
+    "output_length": 132,
+    "type": "text",
+    "turn": 1,
+    "hash_ids": [5, 6, 7],
+}
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:17:03.9799600,4808,10\r\n"
 
 
@@ -158,7 +169,7 @@ def test_rows_of_a_session_that_hold_the_previous_ids_are_whole_prompts(tmp_path
         {"session_id": "x", "input_length": 1600, "output_length": 8, "hash_ids": [1, 2, 3, 4]},
     ]
     calls = one(load([lines(tmp_path, *rows)])).branches[0].calls
-    assert [(call.kept, call.prompt) for call in calls] == [(0, 1024), (1112, 1600)]
+    assert [(call.kept, call.prompt) for call in calls] == [(0, 1024), (1024, 1600)]
 
 
 def test_messages_are_whole_prompts_and_give_the_reply_before(tmp_path: Path) -> None:
@@ -326,7 +337,7 @@ def test_weka_reads_one_object_over_several_lines(tmp_path: Path) -> None:
     path.write_text(json.dumps(WEKA, indent=1))
     assert (
         one(load([path])) == one(load([lines(tmp_path, WEKA)]))
-        or format_of(path, path.read_bytes()) == "weka"
+        or format_of(Source(path)).format == "weka"
     )
     assert one(load([path])).branches[0].calls[0].prompt == 130
 
@@ -339,6 +350,9 @@ CASES = [
     ("mooncake", MOONCAKE, {"text_input": "two inputs"}, "text_input"),
     ("mooncake", MOONCAKE, {"timestamp": -5}, "timestamp"),
     ("mooncake", MOONCAKE, {"output_length": None}, "output_length"),
+    ("bailian", BAILIAN, {"timestamp": None}, "timestamp"),
+    ("bailian", BAILIAN, {"chat_id": 160, "hash_ids": [1, 2, 3, 4]}, "hash_ids"),
+    ("bailian", BAILIAN, {"parent_chat_id": 4}, "chat_id"),
     ("trie", TRIE, {"tool_call_latency": [1]}, "tool_call_latency"),
     ("trie", TRIE, {"num_turns": "2"}, "num_turns"),
     ("claude-code-sessions", OURS, {"session": 3}, "session"),
@@ -362,7 +376,7 @@ def test_a_fault_names_file_line_and_field(
     if "session" in good:
         good["session"] = "s0"
     path = lines(tmp_path, good, {**row, **change})
-    assert format_of(path, path.read_bytes()) == format
+    assert format_of(Source(path)).format == format
     with pytest.raises(TraceError) as caught:
         load([path])
     assert str(caught.value).startswith(f"{path}: line 2: ")
@@ -449,11 +463,12 @@ def test_formats_are_told_by_name_or_content(tmp_path: Path) -> None:
         "swe-agent": lines(tmp_path, '{\n"history": []}', name="7"),
         "mini-swe-agent": lines(tmp_path, '{\n"messages":\n []}', name="8"),
         "alipes": lines(tmp_path, {"format": "alipes", "version": 1}, name="9"),
+        "bailian": lines(tmp_path, BAILIAN, name="10"),
     }
     # What the gateway records has tests of its own.
     assert set(told) == set(READERS) - {"gateway"}
     for format, path in told.items():
-        assert format_of(path, path.read_bytes()) == format
+        assert format_of(Source(path)).format == format
     for content in ("", "hello\n", '{"strange": 1}\n', "3\n"):
         path = lines(tmp_path, content, name="unknown")
         with pytest.raises(TraceError, match="unknown: "):
