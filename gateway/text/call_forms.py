@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from alipes.gateway.text.quoted import quoted_text
+from alipes.gateway.text.reply.values import choices, kinds
 from alipes.gateway.text.rules import FREE, Function, Rules, Schema, Unspeakable, literal
 
 Call = Callable[[Function, Rules], str]
@@ -172,15 +173,15 @@ def members(function: Function) -> Iterator[tuple[str, Schema, bool]]:
 
 
 def _value(function: Function, schema: Schema, end: Ending, rules: Rules) -> str:
-    """A value up to and with its end: a string as it is, anything else as JSON."""
+    """A value up to and with its end: what may be a string as it is, anything else as JSON, just
+    as ``reply`` reads it."""
     closing = f"{_optional(end.before, rules)} {rules.mark(end.mark)} {_optional(end.after, rules)}"
     if function.freeform is not None:
         return f"{rules.free(function.freeform)} {closing}"
-    if schema.get("type") != "string":
+    if "string" not in kinds(schema, schema):
         return f"{rules.json(schema, function.strict)} {closing}"
-    if isinstance(schema.get("enum"), list):
-        options = " | ".join(literal(str(value)) for value in schema["enum"])
-        return f"({options}) {closing}"
+    if (texts := choices(schema, schema)) is not None:
+        return f"({' | '.join(map(literal, texts))}) {closing}"
     if end.mark in rules.speech.tokens:
         # Any text takes what comes before the mark as well.
         return f"{rules.until(end.mark)} {_optional(end.after, rules)}"

@@ -11,8 +11,9 @@ from tokenizers import Tokenizer
 
 
 class Decoder(Protocol):
-    """Turns the ids of one reply into text; special tokens are left out. What ``push`` and a
-    last ``finish`` return is together what the tokenizer decodes from all the ids."""
+    """Turns the ids of one reply into text; special tokens are left out unless shown. What
+    ``push`` and a last ``finish`` return is together what the tokenizer decodes from all the
+    ids."""
 
     def push(self, ids: Sequence[int]) -> str: ...
 
@@ -54,7 +55,9 @@ class Pieces:
         return text, text.encode()
 
     def decoder(self) -> Decoder:
-        return ByteDecoder(self._visible) if self._bytes else WindowDecoder(self._tokenizer)
+        if self._bytes:
+            return ByteDecoder(self._visible)
+        return WindowDecoder(self._tokenizer, self._special)
 
 
 class ByteDecoder:
@@ -73,10 +76,12 @@ class ByteDecoder:
 
 
 class WindowDecoder:
-    """For any other vocabulary: decodes a few ids again and emits what is new, once complete."""
+    """For any other vocabulary: decodes a few ids again and emits what is new, once complete. Ids
+    that are ``hidden`` have no text."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, hidden: Collection[int]) -> None:
         self._tokenizer = tokenizer
+        self._hidden = hidden
         self._ids: list[int] = []
         self._emitted = 0  # ids whose text has been emitted; those before are context
 
@@ -87,6 +92,8 @@ class WindowDecoder:
         return self._fresh()
 
     def _next(self, token_id: int) -> str:
+        if token_id in self._hidden:
+            return ""
         self._ids.append(token_id)
         fresh = self._fresh()
         if not fresh or fresh.endswith("\ufffd"):
@@ -96,8 +103,11 @@ class WindowDecoder:
         return fresh
 
     def _fresh(self) -> str:
-        decode = self._tokenizer.decode
-        return decode(self._ids)[len(decode(self._ids[: self._emitted])) :]
+        context = self._decoded(self._ids[: self._emitted])
+        return self._decoded(self._ids)[len(context) :]
+
+    def _decoded(self, ids: list[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=False)
 
 
 def _byte_table(tokenizer: Tokenizer) -> list[bytes]:

@@ -12,33 +12,34 @@ from typing import Final
 from alipes.gateway.text.reply.json_call import Read
 from alipes.gateway.text.reply.json_scan import ObjectScanner
 from alipes.gateway.text.reply.source import Reading, Source
-from alipes.gateway.text.reply.tagged import CALLED
+from alipes.gateway.text.reply.tagged import CALLED, Spoken
 
 CALLS: Final = "<｜tool▁calls▁begin｜>"
 CALLS_END: Final = "<｜tool▁calls▁end｜>"
 CALL: Final = "<｜tool▁call▁begin｜>"
 CALL_END: Final = "<｜tool▁call▁end｜>"
 SEPARATOR: Final = "<｜tool▁sep｜>"
+TAGS: Final = frozenset((CALLS, CALLS_END, CALL, CALL_END, SEPARATOR))
 _FENCE: Final = "```"
 
 
 def deepseek(source: Source) -> Reading:
-    called = False
+    spoken = Spoken(source)
     while True:
-        found, blanks = yield from source.until(CALLS, CALL, emit=source.say, blanks=True)
+        found, blanks = yield from source.until(CALLS, CALL, emit=spoken.say, blanks=True)
         if found is None:
-            source.say("" if called else blanks)
+            source.say("" if spoken.just_called else blanks)
             return
         if found == CALLS:
             between = yield from source.blanks()
             if not (yield from source.skip(CALL)):
-                source.say(blanks + CALLS + between)
+                spoken.say(blanks + CALLS + between)
                 continue
         read = yield from _call(source)
-        called = called or read.called
         if not read.called:
-            source.say(read.rest if read.begun else blanks + CALL + read.rest)
+            spoken.say(read.rest if read.begun else blanks + CALL + read.rest)
             continue
+        spoken.just_called = True
         for tag in (_FENCE, CALL_END, CALLS_END):
             yield from source.blanks()
             yield from source.skip(tag)

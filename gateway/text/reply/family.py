@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from alipes.gateway.conversation.message import Tool
-from alipes.gateway.text.reply import deepseek, llama
+from alipes.gateway.text.reply import deepseek, glm, llama
 from alipes.gateway.text.reply.deltas import OutputParser
-from alipes.gateway.text.reply.glm import glm
 from alipes.gateway.text.reply.hermes import hermes
 from alipes.gateway.text.reply.qwen_xml import qwen_xml
 from alipes.gateway.text.reply.source import FormParser, Reading, Source, Wait
@@ -60,19 +59,10 @@ def _deepseek(source: Source, _: Sequence[Tool]) -> Reading:
     return deepseek.deepseek(source)
 
 
-_DEEPSEEK: Final = frozenset(
-    (
-        deepseek.CALLS,
-        deepseek.CALLS_END,
-        deepseek.CALL,
-        deepseek.CALL_END,
-        deepseek.SEPARATOR,
-    )
-)
 HERMES: Final = ReplyForm("hermes", _hermes)
 _FORMS: Final = (
-    (deepseek.CALLS, ReplyForm("deepseek", _deepseek, visible=_DEEPSEEK)),
-    ("<arg_key>", ReplyForm("glm", glm)),
+    (deepseek.CALLS, ReplyForm("deepseek", _deepseek, visible=deepseek.TAGS)),
+    ("<arg_key>", ReplyForm("glm", glm.glm, visible=glm.TAGS)),
     ("<function=", ReplyForm("qwen-xml", qwen_xml)),
     (llama.TAG, ReplyForm("llama", llama.llama, visible=frozenset((llama.TAG,)))),
 )

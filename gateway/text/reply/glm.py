@@ -18,6 +18,7 @@ _KEY: Final = "<arg_key>"
 _KEY_END: Final = "</arg_key>"
 _VALUE: Final = "<arg_value>"
 _VALUE_END: Final = "</arg_value>"
+TAGS: Final = frozenset((OPEN, CLOSE, _KEY, _KEY_END, _VALUE, _VALUE_END))
 
 
 def glm(source: Source, tools: Sequence[Tool]) -> Reading:

@@ -17,7 +17,7 @@ def tagged(source: Source, openings: Sequence[str], closing: str, read_call: Rea
     one; what is none comes back as text. Blanks before a call, between calls and before the end of
     the reply belong to the form and are dropped, and so is ``closing``, which is empty where
     ``read_call`` reads it."""
-    spoken = _Spoken(source)
+    spoken = Spoken(source)
     while True:
         found, blanks = yield from source.until(*openings, emit=spoken.say, blanks=True)
         if found is None:
@@ -41,7 +41,7 @@ def closed(source: Source, closing: str) -> Reading:
         source.text = blanks + source.text
 
 
-class _Spoken:
+class Spoken:
     """``just_called``: nothing has been said since a call."""
 
     def __init__(self, source: Source) -> None:

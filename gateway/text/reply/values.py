@@ -1,9 +1,11 @@
-"""Values that a model writes bare, as the schema of their argument has them."""
+"""Values that a model writes bare, as the schema of their argument has them: a string without
+quotes, anything else as JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any, Final
 
 from alipes.gateway.text.reply.source import quoted
@@ -35,6 +37,22 @@ def kinds(schema: Any, root: Schema, deep: int = 0) -> frozenset[str]:
     return ANY
 
 
+def choices(schema: Any, root: Schema, deep: int = 0) -> tuple[str, ...] | None:
+    """The texts that a value may be written as, where they are few; None where they are not."""
+    if not isinstance(schema, dict) or deep > _DEEPEST:
+        return None
+    if isinstance(schema.get("$ref"), str):
+        return choices(_referred(schema["$ref"], root), root, deep + 1)
+    if "const" in schema or isinstance(schema.get("enum"), list):
+        return tuple(map(_bare, schema.get("enum") or [schema.get("const")]))
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            each = [choices(one, root, deep + 1) for one in schema[key]]
+            known = [one for one in each if one is not None]
+            return tuple(chain(*known)) if len(known) == len(each) else None
+    return {"null": ("null",), "boolean": ("true", "false")}.get(str(schema.get("type")))
+
+
 def value_of(text: str, allowed: frozenset[str]) -> str:
     """JSON text of a value that need not be a string: itself where it is JSON, Python's constants
     where their type is allowed, else a string."""
@@ -52,6 +70,10 @@ def _is_json(text: str) -> bool:
     except (ValueError, RecursionError):
         return False
     return True
+
+
+def _bare(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 def _kind(value: Any) -> str:

@@ -33,6 +33,15 @@ def test_a_vocabulary_of_words_and_bytes(tokenizer: Tokenizer) -> None:
     assert parts[:3] == ["Hello", " wor", "ld"]
 
 
+def test_special_tokens_are_shown_where_they_must_be(tokenizer: Tokenizer) -> None:
+    tag = tokenizer.token_to_id("</s>")
+    decoder = Pieces(tokenizer).showing({"</s>", "<none>"}).decoder()
+    parts = [decoder.push([i]) for i in [1, tag, 2, 3, tag]]
+    assert parts == ["Hello", "</s>", " wor", "ld", "</s>"]
+    decoder = Pieces(tokenizer).decoder()
+    assert [decoder.push([i]) for i in [tag, 1, tag, 2]] == ["", "Hello", "", " wor"]
+
+
 def test_an_unfinished_character_appears_at_the_end(tokenizer: Tokenizer) -> None:
     decoder = Pieces(tokenizer).decoder()
     assert decoder.push([1, 4 + 0xC3]) == "Hello"

@@ -18,7 +18,7 @@ from alipes.gateway.text.errors import TextError
 from alipes.gateway.text.grammar import grammar_of
 from alipes.gateway.text.model import ModelText
 from alipes.gateway.text.quoted import quoted_lark
-from alipes.gateway.text.reply.family import HERMES
+from alipes.gateway.text.reply.family import HERMES, form_of
 from alipes.gateway.text.rules import (
     Answer,
     Freeform,
@@ -191,6 +191,49 @@ def test_other_forms_of_calls(reader: Reader, form: str) -> None:
         (said.replace("1", "one", 1), False),
         (said[:-1], False),
     )
+
+
+OPTIONAL = {
+    "type": "object",
+    "properties": {
+        "text": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "mode": {"enum": ["fast", None]},
+        "kind": {"$ref": "#/$defs/kind"},
+        "size": {"type": ["integer", "null"]},
+    },
+    "$defs": {"kind": {"enum": ["1", "2"]}},
+}
+WRITTEN = {
+    "qwen-xml": "<tool_call>\n<function=f>\n<parameter={}>\n{}\n</parameter>\n"
+    "</function>\n</tool_call>",
+    "glm": "<tool_call>f\n<arg_key>{}</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>",
+}
+
+
+@pytest.mark.parametrize("form", WRITTEN)
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("text", "12", "12"),
+        ("text", "null", None),
+        ("mode", "fast", "fast"),
+        ("mode", "null", None),
+        ("kind", "1", "1"),
+        ("size", "12", 12),
+        ("size", "null", None),
+    ],
+)
+def test_bare_values_are_read_as_they_are_forced(
+    reader: Reader, form: str, name: str, text: str, value: Any
+) -> None:
+    said = WRITTEN[form].format(name, text)
+    other = (WRITTEN[form].format(name, '"q"'), name == "text")
+    wish = Wish((Function("f", OPTIONAL),), must_call=True)
+    reader(wish, {"form": form}, (said, True), other)
+    sign = {"qwen-xml": "<function=", "glm": "<arg_key>"}[form]
+    parser = form_of(sign, ()).parser((Tool("f", None, OPTIONAL),), False, lambda: "id")
+    deltas = [*parser.push(said), *parser.finish()]
+    assert json.loads(deltas[1].text) == {name: value}
 
 
 def test_what_cannot_be_said() -> None:

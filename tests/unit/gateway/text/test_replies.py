@@ -146,6 +146,12 @@ def test_a_call_that_goes_wrong_late_keeps_what_was_said() -> None:
     ]
 
 
+@pytest.mark.parametrize("value", ["[" * 5000 + "]" * 5000, "1" * 5000])
+def test_arguments_that_no_reader_of_json_takes_are_not_whole(value: str) -> None:
+    deltas = parse(f'<tool_call>{{"name": "f", "arguments": {{"a": {value}}}}}</tool_call>')
+    assert [delta for delta in deltas if isinstance(delta, ToolEnd)] == [ToolEnd(0, False)]
+
+
 def test_a_bad_call_does_not_hide_the_good_one_after_it() -> None:
     deltas = parse('<tool_call><tool_call>{"name": "f", "arguments": {}}</tool_call>')
     assert deltas == [
