@@ -18,7 +18,7 @@ from .timed import Stretched, Timed
 from .worlds import World, worlds
 
 
-@settings(max_examples=70, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=35, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(world=worlds(), seed=st.integers(0, 9))
 def test_stretches_are_their_iterations(world: World, seed: int) -> None:
     stepped = Timed(*world.parts())

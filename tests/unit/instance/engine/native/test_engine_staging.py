@@ -84,8 +84,10 @@ def whole(engine: NativeEngine, report: SwitchReport, name: str) -> bool:
 def test_answers_are_those_of_weights_from_the_host(
     staged: NativeEngine, expected: dict[str, list[int]]
 ) -> None:
-    paths = set()
-    for turn in range(9):
+    paths: set[str] = set()
+    for turn in range(36):
+        if turn >= 9 and "partial" in paths and paths & {"d2d", "remap"}:
+            break  # how far staging gets in a turn depends on what else the machine does
         name, following = NAMES[turn % 3], NAMES[(turn + 1) % 3]
         report = staged.activate(name)
         assert report.addresses_kept
