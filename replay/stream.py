@@ -77,6 +77,9 @@ class _Usage(msgspec.Struct, frozen=True):
 
 
 class _Chunk(msgspec.Struct, frozen=True):
+    """``keep_alive`` where it only says that the call goes on."""
+
+    keep_alive: bool = False
     choices: list[_Choice] = []
     usage: _Usage | None = None
     error: object = None
@@ -137,7 +140,7 @@ class Answer:
     )
 
     def take(self, line: str, clock: Callable[[], int]) -> None:
-        """One line of the stream; comments (keep-alives) and other fields are passed over."""
+        """One line of the stream; comments, keep-alives and other fields are passed over."""
         if self.error or not line.startswith("data:"):
             return
         event = line[5:].strip()
@@ -156,6 +159,8 @@ class Answer:
         self.output = self._digest.hexdigest()
 
     def _chunk(self, chunk: _Chunk, clock: Callable[[], int]) -> None:
+        if chunk.keep_alive:
+            return
         if chunk.error:
             self.error = f"in the stream: {_message_in(chunk.error)}"
         for choice in chunk.choices:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -13,7 +13,7 @@ from alipes.gateway.api.exchange import ClientGoneError
 from alipes.gateway.calls.call import Call
 from alipes.gateway.calls.events import CallFailure
 from alipes.gateway.calls.request import CallRequest
-from alipes.gateway.conversation.message import Tool
+from alipes.gateway.conversation.message import Message, Tool
 from alipes.gateway.dispatch import Dispatcher
 from alipes.gateway.inbox import ClientLeft, Inbox, InboxEvent
 from alipes.gateway.routing.decision import Placement
@@ -66,7 +66,7 @@ class Job:
     opened: bool = False
     chat: bool = True
     claim: Claim = NO_CLAIM
-    messages: Sequence[Mapping[str, Any]] | None = None
+    messages: Sequence[Message] | None = None
 
     @property
     def choices(self) -> int:

@@ -20,7 +20,7 @@ from alipes.gateway.api.sampling import (
 )
 from alipes.gateway.api.service import Service
 from alipes.gateway.api.wishes import Wished
-from alipes.gateway.conversation.message import Conversation, shown
+from alipes.gateway.conversation.message import Conversation
 from alipes.gateway.routing.identity import NO_CLAIM, Claim
 from alipes.gateway.text.errors import TextError
 from alipes.gateway.text.model import ModelText
@@ -91,7 +91,7 @@ async def job_of(service: Service, ask: Ask, tenant: str) -> Job:
         chat=conversation is not None,
         claim=ask.claim,
         stems=prompts.stems,
-        messages=list(map(shown, conversation.messages)) if conversation else None,
+        messages=conversation.messages if conversation else None,
     )
 
 

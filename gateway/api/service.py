@@ -53,10 +53,15 @@ class Service:
     stopping: bool = False
     open_calls: int = 0
     created: int = field(default_factory=lambda: int(time.time()))
+    names: ModelNames = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.names = ModelNames(self.texts, self.cluster.aliases)
 
     def configure(self, cluster: Cluster, now: int) -> None:
-        """Keys and limits of ``cluster``, for calls that come from ``now`` (ns) on."""
+        """Keys, names and limits of ``cluster``, for calls that come from ``now`` (ns) on."""
         self.cluster = cluster
+        self.names = ModelNames(self.texts, cluster.aliases)
         self.keys.configure(cluster.gateway.api_keys)
         self.responses.configure(*responses_bounds(cluster.gateway.limits), now)
 
@@ -76,10 +81,6 @@ class Service:
         if model is None:
             raise unknown_model(name, sorted(self.names.shown))
         return self.texts[model]
-
-    @property
-    def names(self) -> ModelNames:
-        return ModelNames(self.texts, self.cluster.aliases)
 
     def context(self, text: ModelText, prompt: int = 0) -> int:
         """Tokens of the longest call: the model's context, or what its instances can hold. A

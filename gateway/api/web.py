@@ -28,8 +28,10 @@ class Web:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        path = scope["path"].rstrip("/") or "/"
-        scope = {**scope, "path": path, "raw_path": path.encode("utf-8", "replace")}
+        path = scope["path"]
+        if path.endswith("/") and path != "/":
+            path = path.rstrip("/") or "/"
+            scope = {**scope, "path": path, "raw_path": path.encode("utf-8", "replace")}
         headers = Headers(scope=scope)
         origin = headers.get("origin", "")
         if scope["method"] == "OPTIONS" and origin:

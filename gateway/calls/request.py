@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
+from alipes.gateway.conversation.message import Message
 from alipes.gateway.routing.identity import NO_CLAIM, Claim
 from alipes.instance.contract import Sampling, TokenIds
 
@@ -27,5 +27,5 @@ class CallRequest:
     forced: bytes = b""
     claim: Claim = NO_CLAIM
     stem: int = 0
-    messages: Sequence[Mapping[str, Any]] | None = None
+    messages: Sequence[Message] | None = None
     shortens: bool = False

@@ -107,6 +107,11 @@ def _search_result(block: Mapping[str, Any], place: str, depth: int) -> str:
     return "\n".join(lines)
 
 
+def string_of(value: Any) -> str:
+    """A field that should be a string; "" for anything else."""
+    return value if isinstance(value, str) else ""
+
+
 # --- pictures and files --------------------------------------------------------------------------
 
 
@@ -174,6 +179,5 @@ def _bytes_in(data: str) -> int:
 
 
 def _short(value: Any) -> str:
-    text = value if isinstance(value, str) else ""
-    line = " ".join(text.split())
+    line = " ".join(string_of(value).split())
     return line if len(line) <= _LONGEST else line[:_LONGEST] + "..."

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import msgspec
 from msgspec.structs import replace
 
 Role = Literal["system", "user", "assistant", "tool"]
+NO_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}}
+"""The schema of a tool that tells none."""
 
 
 class ToolCall(msgspec.Struct, frozen=True):

@@ -21,11 +21,9 @@ def too_large(call: CallShape, serving: Iterable[InstanceState]) -> Reject | Non
     """A call that none of the instances can ever hold; None while one has not told."""
     misfits = []
     for instance in serving:
-        report = instance.reports.get(call.model)
-        if instance.hello is None or report is None:
+        if instance.hello is None or call.model not in instance.reports:
             return None
-        size = instance.hello.block_tokens
-        misfits.append(misfit(report, size, call.prompt_tokens, call.max_tokens))
+        misfits.append(misfit_of(instance, call))
     if not misfits or not all(misfits):
         return None
     return Reject(call.call_id, RejectKind.TOO_LARGE, misfits[0])

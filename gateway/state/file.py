@@ -15,7 +15,9 @@ from alipes.gateway.fleet.endpoints import lock, owned_folder
 NAME: Final = "gateway.db"
 LOCK_NAME: Final = "gateway.lock"
 VERSION: Final = 1
-TABLES: Final = ("meta", "session", "branch", "turn", "response", "body")
+_TEXTS: Final = ("turn", "response", "body")
+"""The tables with what clients wrote."""
+TABLES: Final = ("meta", "session", "branch", *_TEXTS)
 OPEN_SECONDS: Final = 1.0
 """How long another process may keep the file locked while it is opened."""
 WRITE_SECONDS: Final = 30.0
@@ -108,7 +110,7 @@ class StateFile:
             if db.in_transaction:
                 db.execute("ROLLBACK")
             raise
-        if any(gone.values()):
+        if any(gone[table] for table in _TEXTS):
             # What is deleted is overwritten in the file at once, but its text stays in the log.
             with contextlib.suppress(sqlite3.OperationalError):
                 db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()

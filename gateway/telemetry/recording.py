@@ -16,6 +16,7 @@ from typing import Any, Final
 import msgspec
 
 from alipes.gateway.calls.call import Call
+from alipes.gateway.conversation.message import shown
 from alipes.instance.contract import BLOCK_TOKENS
 
 VERSION: Final = 1
@@ -58,6 +59,7 @@ class RecordedCall:
         """The call at its end."""
         request, session = call.request, call.session
         first = -(-session.kept_tokens // session.path.block_tokens)
+        said = request.messages
         return cls(
             tenant=request.tenant,
             model=request.model,
@@ -74,7 +76,7 @@ class RecordedCall:
             drawn=call.drawn,
             stop_ids=request.stop_ids,
             keys=session.path.keys(call.kv_format)[first:],
-            messages=request.messages,
+            messages=None if said is None else list(map(shown, said)),
         )
 
 
@@ -163,12 +165,12 @@ class Recording:
         if self._decode is None or call.messages is None:
             return None
         encoded = [msgspec.json.encode(message, order="deterministic") for message in call.messages]
-        shown = [hashlib.blake2b(one, digest_size=HASH_BYTES).digest() for one in encoded]
+        known = [hashlib.blake2b(one, digest_size=HASH_BYTES).digest() for one in encoded]
         before = self._shown.pop(call.branch, [])
         kept = 0
-        while kept < min(len(before), len(shown)) and before[kept] == shown[kept]:
+        while kept < min(len(before), len(known)) and before[kept] == known[kept]:
             kept += 1
-        self._shown[call.branch] = shown
+        self._shown[call.branch] = known
         while len(self._shown) > BRANCHES_KEPT:
             self._shown.popitem(last=False)
         stops = frozenset(call.stop_ids)

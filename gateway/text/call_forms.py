@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from alipes.gateway.text.quoted import quoted_text
+from alipes.gateway.text.reply import deepseek as deepseek_tags
+from alipes.gateway.text.reply import glm as glm_tags
+from alipes.gateway.text.reply.hermes import CLOSE, OPEN
 from alipes.gateway.text.reply.values import choices, kinds
 from alipes.gateway.text.rules import FREE, Function, Rules, Schema, Unspeakable, literal
 
@@ -82,7 +85,7 @@ def hermes(function: Function, rules: Rules) -> str:
     """``<tool_call>``, a JSON object on a line of its own, ``</tool_call>``."""
     head = literal(f'\n{{"name": {literal(function.name)}, "arguments": ')
     tail = literal("}\n")
-    return f"{head} {arguments(function, rules)} {tail} {rules.mark('</tool_call>')}"
+    return f"{head} {arguments(function, rules)} {tail} {rules.mark(CLOSE)}"
 
 
 def llama(function: Function, rules: Rules) -> str:
@@ -93,8 +96,8 @@ def llama(function: Function, rules: Rules) -> str:
 
 def deepseek(function: Function, rules: Rules) -> str:
     """The name, a mark, a JSON object, a mark, as V3.1 writes them."""
-    head = f"{literal(function.name)} {rules.mark('<｜tool▁sep｜>')}"
-    return f"{head} {arguments(function, rules)} {rules.mark('<｜tool▁call▁end｜>')}"
+    head = f"{literal(function.name)} {rules.mark(deepseek_tags.SEPARATOR)}"
+    return f"{head} {arguments(function, rules)} {rules.mark(deepseek_tags.CALL_END)}"
 
 
 def qwen_xml(function: Function, rules: Rules) -> str:
@@ -104,33 +107,33 @@ def qwen_xml(function: Function, rules: Rules) -> str:
         value = _value(function, schema, Ending("\n", "</parameter>", "\n"), rules)
         given = rules.rule(f"{literal(f'<parameter={name}>{chr(10)}')} {value}")
         parts.append(given if needed else f"{given}?")
-    return " ".join([*parts, literal("</function>\n"), rules.mark("</tool_call>")])
+    return " ".join([*parts, literal("</function>\n"), rules.mark(CLOSE)])
 
 
 def glm(function: Function, rules: Rules) -> str:
     """The name, and of each argument key and value between tags."""
     parts = [literal(f"{function.name}\n")]
     for name, schema, needed in members(function):
-        key = f"{rules.mark('<arg_key>')} {literal(name)} {rules.mark('</arg_key>')}"
-        opened = f"{literal(chr(10))} {rules.mark('<arg_value>')}"
-        value = _value(function, schema, Ending("", "</arg_value>", "\n"), rules)
+        key = f"{rules.mark(glm_tags.KEY)} {literal(name)} {rules.mark(glm_tags.KEY_END)}"
+        opened = f"{literal(chr(10))} {rules.mark(glm_tags.VALUE)}"
+        value = _value(function, schema, Ending("", glm_tags.VALUE_END, "\n"), rules)
         given = rules.rule(f"{key} {opened} {value}")
         parts.append(given if needed else f"{given}?")
-    return " ".join([*parts, rules.mark("</tool_call>")])
+    return " ".join([*parts, rules.mark(CLOSE)])
 
 
 FORMS: Final[Mapping[str, CallForm]] = {
-    "hermes": CallForm("<tool_call>", hermes),
+    "hermes": CallForm(OPEN, hermes),
     "llama": CallForm("", llama, between="; "),
     "deepseek": CallForm(
-        "<｜tool▁call▁begin｜>",
+        deepseek_tags.CALL,
         deepseek,
         between="",
-        before="<｜tool▁calls▁begin｜>",
-        after="<｜tool▁calls▁end｜>",
+        before=deepseek_tags.CALLS,
+        after=deepseek_tags.CALLS_END,
     ),
-    "qwen-xml": CallForm("<tool_call>", qwen_xml),
-    "glm": CallForm("<tool_call>", glm),
+    "qwen-xml": CallForm(OPEN, qwen_xml),
+    "glm": CallForm(OPEN, glm),
 }
 
 

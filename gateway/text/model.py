@@ -154,9 +154,8 @@ class ModelText:
     async def grammar(self, wish: Wish) -> str:
         """The grammar of a reply, for ``contract.Sampling``; empty where there is none and ``wish``
         is not binding. Raises ``TextError`` without a field."""
-        speech = self._speech
         try:
-            grammar = grammar_of(wish, speech)
+            grammar = grammar_of(wish, self._speech)
             problem = await self._compiler.problem(grammar)
         except Unspeakable as error:
             grammar, problem = "", str(error)

@@ -15,6 +15,7 @@ import json
 import re
 from typing import Final
 
+from alipes.gateway.text.reply.source import quoted
 from alipes.gateway.text.rules import Freeform, Rules, Unspeakable, literal
 
 _SHORT: Final = ('"', "\\", "\n", "\t", "\r", "\b", "\f")
@@ -88,7 +89,7 @@ def _quoted_part(part: re.Match[str]) -> str:
         first, last = map(_text, re.findall(_STRING, part["range"]))
         return _class(f"[{re.escape(first)}-{re.escape(last)}]", "", False)
     if part["string"]:
-        return literal(_escaped(_text(part["string"]))) + part["fold"]
+        return literal(quoted(_text(part["string"]))) + part["fold"]
     if part["regex"]:
         return quoted_regex(part["regex"], part["flags"])
     if part["common"]:
@@ -111,11 +112,6 @@ def _text(string: str) -> str:
         return str(json.loads(string))
     except ValueError:
         raise Unspeakable(f"{string[:64]} is not a string that can be read") from None
-
-
-def _escaped(text: str) -> str:
-    """As it is inside a JSON string."""
-    return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def quoted_regex(pattern: str, flags: str = "") -> str:
@@ -146,7 +142,7 @@ def _piece(piece: str, fold: str, repeated: bool) -> str:
     if piece in "^$":
         return literal("")
     character = piece if piece[0] != "\\" else _CONTROL.get(piece[1], piece[1])
-    return literal(_escaped(character)) + fold
+    return literal(quoted(character)) + fold
 
 
 def _class(piece: str, fold: str, repeated: bool) -> str:
@@ -156,7 +152,7 @@ def _class(piece: str, fold: str, repeated: bool) -> str:
         inside = re.compile(piece)
     except re.error as error:
         raise Unspeakable(f"{piece[:64]} is not a class of characters: {error}") from None
-    escapes = [literal(_escaped(each)) for each in _SHORT if inside.fullmatch(each)]
+    escapes = [literal(quoted(each)) for each in _SHORT if inside.fullmatch(each)]
     plain = f"[{piece}--{_PLAIN_ONLY}]".replace("/", r"\/")
     run = f"/{plain}{'+' * repeated}/{fold}"
     return f"({' | '.join([run, *escapes])})"

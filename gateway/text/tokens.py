@@ -20,7 +20,8 @@ none.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -65,7 +66,6 @@ class TextEncoder:
         self.control = {text: number for text, number in control.items() if is_control(text)}
         self.literals = Literals(self.control)
         self._strips = {token.content: (token.lstrip, token.rstrip) for token in added.values()}
-        self._plain = _without(tokenizer, self.control)
         self._margin = max((len(token.content) for token in added.values()), default=0) + 1
         self._marks = {
             number: token.content
@@ -77,6 +77,14 @@ class TextEncoder:
         self._is_mark = np.zeros(max([tokenizer.get_vocab_size(), *added]) + 1, np.bool_)
         self._is_mark[list(self._marks)] = True
         self._splits = _splits_are_local(json.loads(tokenizer.to_str()))
+
+    @cached_property
+    def _plain(self) -> Tokenizer:
+        """The same tokenizer to which control tokens are text; made for the first text in which
+        clients have written one, as it takes as long as reading the tokenizer."""
+        described = json.loads(self.tokenizer.to_str())
+        added = [one for one in described["added_tokens"] if one["content"] not in self.control]
+        return Tokenizer.from_str(json.dumps({**described, "added_tokens": added}))
 
     @property
     def added(self) -> frozenset[str]:
@@ -154,13 +162,6 @@ def _encoding(tokenizer: Tokenizer, text: str, release: bool) -> Encoding:
         return tokenizer.encode(text, add_special_tokens=False)
     except TypeError:
         raise TextError("messages", "holds text that is not valid Unicode") from None
-
-
-def _without(tokenizer: Tokenizer, control: Collection[str]) -> Tokenizer:
-    """The same tokenizer to which these added tokens are text."""
-    described = json.loads(tokenizer.to_str())
-    added = [token for token in described["added_tokens"] if token["content"] not in control]
-    return Tokenizer.from_str(json.dumps({**described, "added_tokens": added}))
 
 
 def _ids(ids: list[int]) -> TokenIds:

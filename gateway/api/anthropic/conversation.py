@@ -9,7 +9,7 @@ from typing import Any, Final
 from alipes.gateway.api.anthropic.schema import CountBody, choice_of, tools_of
 from alipes.gateway.api.errors import invalid
 from alipes.gateway.api.wishes import Mode
-from alipes.gateway.conversation.content import text_of
+from alipes.gateway.conversation.content import string_of, text_of
 from alipes.gateway.conversation.message import Conversation, Message, ToolCall, goes_on
 
 _ROLES: Final = ("user", "assistant", "system")
@@ -32,15 +32,11 @@ def conversation_of(body: CountBody) -> Conversation:
 def _system(system: Any) -> Iterator[Message]:
     blocks = system if isinstance(system, list) else [system] if system else []
     texts = [text_of(block, f"system[{i}]") for i, block in enumerate(blocks)]
-    if texts:
-        rest = _BOOKKEEPING.sub("", texts[0], count=1) if _is_bookkeeping(texts[0]) else texts[0]
+    if texts and (line := _BOOKKEEPING.match(texts[0])):
+        rest = texts[0][line.end() :]
         texts[:1] = [rest] if rest else []
     if texts:
         yield Message("system", "\n".join(texts))
-
-
-def _is_bookkeeping(text: str) -> bool:
-    return _BOOKKEEPING.match(text) is not None
 
 
 def _messages(place: str, message: Any, last: bool) -> list[Message]:
@@ -65,7 +61,7 @@ def _user(place: str, role: Any, blocks: Sequence[Any], last: bool) -> list[Mess
         here = f"{place}[{i}]"
         if _kind(block) == "tool_result":
             text = text_of(block.get("content"), f"{here}.content")
-            results.append(Message("tool", text, answers=_string(block.get("tool_use_id"))))
+            results.append(Message("tool", text, answers=string_of(block.get("tool_use_id"))))
         else:
             texts.append(text_of([block], place, handed=last))
     if texts or not results:
@@ -95,12 +91,8 @@ def _call(place: str, block: Mapping[str, Any]) -> ToolCall:
     if not isinstance(name, str):
         raise invalid(f"{place}.name", "is required")
     arguments = given if isinstance(given, dict | str) else {}
-    return ToolCall(name, arguments, _string(block.get("id")))
+    return ToolCall(name, arguments, string_of(block.get("id")))
 
 
 def _kind(block: Any) -> Any:
     return block.get("type") if isinstance(block, Mapping) else None
-
-
-def _string(value: Any) -> str:
-    return value if isinstance(value, str) else ""

@@ -29,12 +29,13 @@ _count: Final = msgspec.json.Decoder(CountBody)
 
 async def messages(service: Service, exchange: Exchange) -> None:
     body = await exchange.json(_messages, service.body_limit)
+    conversation = conversation_of(body)
     ask = Ask(
-        prompt=conversation_of(body),
+        prompt=conversation,
         sampling=body.sampling,
         limit=body.max_tokens,
         claim=claim_of(exchange.headers, metadata_user_id=body.user_id),
-        wished=body.wished,
+        wished=body.wished(conversation.tools),
     )
     job = await job_of(service, ask, exchange.record.tenant)
     generation = Generation(job, service.dispatcher, exchange.record)

@@ -26,7 +26,7 @@ from alipes.gateway.api.wishes import (
     schema_field,
     wished,
 )
-from alipes.gateway.conversation.message import Tool
+from alipes.gateway.conversation.message import NO_PARAMETERS, Tool
 
 
 class ToolDefinition(msgspec.Struct):
@@ -71,15 +71,13 @@ class MessagesBody(CountBody, kw_only=True):
     output_config: OutputConfig | None = None
     output_format: dict[str, Any] | None = None
 
-    @property
-    def wished(self) -> Wished | None:
-        """Raises a 400 naming the field."""
-        choice = choice_of(self)
+    def wished(self, tools: Sequence[Tool]) -> Wished | None:
+        """``tools`` are those that are shown. Raises a 400 naming the field."""
         form, field = self.output_format, "output_format"
         if self.output_config is not None and self.output_config.format is not None:
             form, field = self.output_config.format, "output_config.format"
         answer = json_answer(form, field)
-        return wished(choice, functions_of(tools_of(self.tools)), answer, schema_field(form, field))
+        return wished(choice_of(self), functions_of(tools), answer, schema_field(form, field))
 
     @property
     def sampling(self) -> SamplingFields:
@@ -113,7 +111,7 @@ def tools_of(tools: Sequence[ToolDefinition] | None) -> list[Tool]:
     """Those that the client runs and describes. Tools of the server, which agents offer unasked,
     are left out: nothing here runs them, and a model does not call what it does not see."""
     return [
-        Tool(tool.name, tool.description, tool.input_schema or {"type": "object", "properties": {}})
+        Tool(tool.name, tool.description, tool.input_schema or NO_PARAMETERS)
         for tool in tools or ()
         if tool.type in (None, "custom")
     ]

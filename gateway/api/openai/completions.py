@@ -80,7 +80,8 @@ class CompletionStream:
         return b""
 
     def silence(self) -> bytes:
-        return self._chunk(0, "", None, None)
+        """A chunk as of a token that shows nothing, but for the word that tells it from one."""
+        return self._chunk(0, "", None, None, keep_alive=True)
 
     def update(self, update: Update) -> bytes:
         text = "".join(delta.text for delta in update.deltas if isinstance(delta, TextDelta))
@@ -94,9 +95,11 @@ class CompletionStream:
         usage = usage_object(generation.usage)
         return event({**self._head, "choices": [], "usage": usage}) + DONE
 
-    def _chunk(self, index: int, text: str, logprobs: Any, reason: str | None) -> bytes:
+    def _chunk(
+        self, index: int, text: str, logprobs: Any, reason: str | None, **more: bool
+    ) -> bytes:
         choice = {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
-        chunk: dict[str, Any] = {**self._head, "choices": [choice]}
+        chunk: dict[str, Any] = {**self._head, "choices": [choice], **more}
         if self._include_usage:
             chunk["usage"] = None
         return event(chunk)

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from alipes.gateway.conversation.content import text_of
-from alipes.gateway.conversation.message import Message, Role, Tool, ToolCall
+from alipes.gateway.conversation.content import string_of, text_of
+from alipes.gateway.conversation.message import NO_PARAMETERS, Message, Role, Tool, ToolCall
 from alipes.gateway.text.errors import TextError
 
 _ROLES: Final[dict[str, Role]] = {
@@ -19,7 +19,6 @@ _ROLES: Final[dict[str, Role]] = {
     "function": "tool",
 }
 _SHOWN: Final = 64
-NO_PARAMETERS: Final[dict[str, Any]] = {"type": "object", "properties": {}}
 
 
 def messages_of(messages: Sequence[Any]) -> list[Message]:
@@ -40,16 +39,16 @@ def _message(message: Any, place: str, last: bool) -> Message:
         raise TextError(f"{place}.role", f"is {shortened(sent)}; use one of {known}")
     text = text_of(message.get("content"), f"{place}.content", handed=last and role == "user")
     if not text and role == "assistant":
-        text = _string(message.get("refusal"))
+        text = string_of(message.get("refusal"))
     if message.get("tool_calls") and role != "assistant":
         raise TextError(f"{place}.tool_calls", f"is not allowed in a message of role {sent!r}")
     return Message(
         role,
         text,
-        _string(message.get("reasoning_content")) or _string(message.get("reasoning")),
+        string_of(message.get("reasoning_content")) or string_of(message.get("reasoning")),
         _calls(message, place) if role == "assistant" else (),
-        _string(message.get("tool_call_id")) if role == "tool" else "",
-        _string(message.get("name")),
+        string_of(message.get("tool_call_id")) if role == "tool" else "",
+        string_of(message.get("name")),
     )
 
 
@@ -71,10 +70,10 @@ def _call(call: Any, place: str) -> ToolCall:
     if not isinstance(name, str):
         raise TextError(f"{place}.{kind}.name", "is not a string")
     if kind == "custom":
-        arguments: dict[str, Any] | str = {"input": _string(made.get("input"))}
+        arguments: dict[str, Any] | str = {"input": string_of(made.get("input"))}
     else:
         arguments = arguments_of(made.get("arguments"), f"{place}.function.arguments")
-    return ToolCall(name, arguments, _string(call.get("id")))
+    return ToolCall(name, arguments, string_of(call.get("id")))
 
 
 def arguments_of(arguments: Any, place: str) -> dict[str, Any] | str:
@@ -147,11 +146,7 @@ def _grammar(form: Any) -> tuple[str, str]:
     if not isinstance(form, Mapping):
         return "", ""
     inner = form["grammar"] if isinstance(form.get("grammar"), Mapping) else form
-    return _string(inner.get("syntax")), _string(inner.get("definition"))
-
-
-def _string(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+    return string_of(inner.get("syntax")), string_of(inner.get("definition"))
 
 
 def shortened(value: Any) -> str:

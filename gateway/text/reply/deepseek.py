@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Generator
 from typing import Final
 
-from alipes.gateway.text.reply.json_call import Read
-from alipes.gateway.text.reply.json_scan import ObjectScanner
+from alipes.gateway.text.reply.json_call import Read, json_arguments
 from alipes.gateway.text.reply.source import Reading, Source
-from alipes.gateway.text.reply.tagged import CALLED, Spoken
+from alipes.gateway.text.reply.tagged import Spoken
 
 CALLS: Final = "<｜tool▁calls▁begin｜>"
 CALLS_END: Final = "<｜tool▁calls▁end｜>"
@@ -64,29 +63,4 @@ def _call(source: Source) -> Generator[None, None, Read]:
     if not name.strip() or not (yield from source.begins("{")):
         return Read(False, False, before)
     source.start(name.strip())
-    return CALLED if (yield from arguments(source)) else Read(False, True)
-
-
-def arguments(source: Source) -> Generator[None, None, bool]:
-    """Pass on one JSON object, and end the call; False where it is none or breaks off."""
-    scanner = ObjectScanner()
-    while source.text or (yield from source.more()):
-        for at, letter in enumerate(source.text):
-            inside = scanner.in_string
-            if not scanner.feed(letter):
-                source.argue(source.take(at))
-                source.end(whole=False)
-                return False
-            if scanner.done:
-                source.argue(source.take(at + 1))
-                source.end(whole=True)
-                return True
-            if inside and letter < " ":
-                source.argue(source.take(at))
-                source.argue({"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(letter, " "))
-                source.take(1)
-                break
-        else:
-            source.argue(source.take(len(source.text)))
-    source.end(whole=False)
-    return False
+    return (yield from json_arguments(source))

@@ -9,7 +9,7 @@ from typing import Final
 from alipes.gateway.conversation.message import Tool
 from alipes.gateway.text.reply import deepseek, glm, llama
 from alipes.gateway.text.reply.deltas import OutputParser
-from alipes.gateway.text.reply.hermes import hermes
+from alipes.gateway.text.reply.hermes import CLOSE, OPEN, hermes
 from alipes.gateway.text.reply.qwen_xml import qwen_xml
 from alipes.gateway.text.reply.source import FormParser, Reading, Source, Wait
 
@@ -62,7 +62,7 @@ def _deepseek(source: Source, _: Sequence[Tool]) -> Reading:
 HERMES: Final = ReplyForm("hermes", _hermes)
 _FORMS: Final = (
     (deepseek.CALLS, ReplyForm("deepseek", _deepseek, visible=deepseek.TAGS)),
-    ("<arg_key>", ReplyForm("glm", glm.glm, visible=glm.TAGS)),
+    (glm.KEY, ReplyForm("glm", glm.glm, visible=glm.TAGS)),
     ("<function=", ReplyForm("qwen-xml", qwen_xml)),
     (llama.TAG, ReplyForm("llama", llama.llama, visible=frozenset((llama.TAG,)))),
 )
@@ -72,10 +72,10 @@ def form_of(template: str, added: Collection[str]) -> ReplyForm:
     """``template`` is the source of the chat template, ``added`` the texts of the tokenizer's added
     tokens. Without a sign of another form it is that of Hermes, and thinking is between tags."""
     form = next((form for sign, form in _FORMS if sign in template), HERMES)
-    if form is HERMES and llama.TAG in added and "<tool_call>" not in template:
+    if form is HERMES and llama.TAG in added and OPEN not in template:
         form = _FORMS[-1][1]
     marks = next((pair for pair in _MARKS if pair[1] in template or set(pair) <= set(added)), THINK)
-    tags = {"<tool_call>", "</tool_call>", *marks, *form.visible}
+    tags = {OPEN, CLOSE, *marks, *form.visible}
     return ReplyForm(form.name, form.form, marks, frozenset(tags & set(added)))
 
 

@@ -7,18 +7,17 @@ from collections.abc import Generator, Sequence
 from typing import Final
 
 from alipes.gateway.conversation.message import Tool
+from alipes.gateway.text.reply.hermes import CLOSE, OPEN
 from alipes.gateway.text.reply.json_call import Read
 from alipes.gateway.text.reply.members import Members
 from alipes.gateway.text.reply.source import Reading, Source
 from alipes.gateway.text.reply.tagged import CALLED, tagged
 
-OPEN: Final = "<tool_call>"
-CLOSE: Final = "</tool_call>"
-_KEY: Final = "<arg_key>"
-_KEY_END: Final = "</arg_key>"
-_VALUE: Final = "<arg_value>"
-_VALUE_END: Final = "</arg_value>"
-TAGS: Final = frozenset((OPEN, CLOSE, _KEY, _KEY_END, _VALUE, _VALUE_END))
+KEY: Final = "<arg_key>"
+KEY_END: Final = "</arg_key>"
+VALUE: Final = "<arg_value>"
+VALUE_END: Final = "</arg_value>"
+TAGS: Final = frozenset((OPEN, CLOSE, KEY, KEY_END, VALUE, VALUE_END))
 
 
 def glm(source: Source, tools: Sequence[Tool]) -> Reading:
@@ -30,7 +29,7 @@ def glm(source: Source, tools: Sequence[Tool]) -> Reading:
 
 def _call(source: Source, tools: Sequence[Tool]) -> Generator[None, None, Read]:
     head: list[str] = []
-    found, _ = yield from source.until(_KEY, CLOSE, "\n", emit=head.append)
+    found, _ = yield from source.until(KEY, CLOSE, "\n", emit=head.append)
     name = "".join(head).strip()
     if found is None or not name or any(mark in name for mark in "<{"):
         return Read(False, False, "".join(head) + (found or ""))
@@ -41,7 +40,7 @@ def _call(source: Source, tools: Sequence[Tool]) -> Generator[None, None, Read]:
             yield from source.blanks()
             if (yield from source.skip(CLOSE)):
                 break
-            if not (yield from source.skip(_KEY)):
+            if not (yield from source.skip(KEY)):
                 source.end(whole=False)
                 return Read(False, True)
         if not (yield from _argument(source, members)):
@@ -53,9 +52,9 @@ def _call(source: Source, tools: Sequence[Tool]) -> Generator[None, None, Read]:
 
 def _argument(source: Source, members: Members) -> Generator[None, None, bool]:
     key: list[str] = []
-    found, _ = yield from source.until(_KEY_END, emit=key.append)
+    found, _ = yield from source.until(KEY_END, emit=key.append)
     yield from source.blanks()
-    if found is None or not (yield from source.skip(_VALUE)):
+    if found is None or not (yield from source.skip(VALUE)):
         source.end(whole=False)
         return False
-    return (yield from members.value("".join(key).strip(), _VALUE_END, lines=False))
+    return (yield from members.value("".join(key).strip(), VALUE_END, lines=False))

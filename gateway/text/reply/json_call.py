@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
 from alipes.gateway.text.reply.json_scan import ObjectScanner
-from alipes.gateway.text.reply.source import Source, unicode
+from alipes.gateway.text.reply.source import Source, Wait, unicode
 
 KEYS: Final = ("arguments", "parameters")
 _STRING: Final = r'"(?:[^"\\]|\\.)*"'
@@ -28,13 +28,15 @@ _HEADER: Final = re.compile(
 @dataclass(slots=True)
 class _Object:
     """``body`` is what has been read and not been passed on. With ``names`` only an object that
-    has one of these and arguments is a call."""
+    has one of these and arguments is a call. ``arguments``, while they are read, end at a depth of
+    ``outside``."""
 
-    names: Collection[str] | None
+    names: Collection[str] | None = None
     scanner: ObjectScanner = field(default_factory=ObjectScanner)
     body: list[str] = field(default_factory=list)
     begun: bool = False
     arguments: bool = False
+    outside: int = 1
 
 
 class Read(NamedTuple):
@@ -50,14 +52,27 @@ def json_call(source: Source, names: Collection[str] | None = None) -> Generator
     """Read one object. ``names`` are those of the tools where nothing but the object itself tells
     that it is a call."""
     read = _Object(names)
+    if (yield from _object(source, read)):
+        return _completed(source, read)
+    return Read(False, read.begun, "".join(read.body))
+
+
+def json_arguments(source: Source) -> Generator[None, None, Read]:
+    """Read one object that is the arguments of the call which has been told last, and end it."""
+    read = _Object(begun=True, arguments=True, outside=0)
+    return Read((yield from _object(source, read)), True)
+
+
+def _object(source: Source, read: _Object) -> Wait:
+    """Whether a whole object was read; arguments that break off, or are none, end their call."""
     while source.text or (yield from source.more()):
         if not _letters(source, read):
             break
         if read.scanner.done:
-            return _completed(source, read)
+            return True
     if read.arguments:
         source.end(whole=False)
-    return Read(False, read.begun, "".join(read.body))
+    return False
 
 
 def _letters(source: Source, read: _Object) -> bool:
@@ -74,7 +89,7 @@ def _letters(source: Source, read: _Object) -> bool:
             read.body.append(letter)
         else:
             source.argue(json.dumps(letter)[1:-1] if inside and letter < " " else letter)
-            if scanner.depth == 1:
+            if scanner.depth == read.outside:
                 read.arguments = False
                 source.end(whole=True)
         if scanner.done:

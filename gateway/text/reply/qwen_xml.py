@@ -7,13 +7,12 @@ from collections.abc import Collection, Generator, Sequence
 from typing import Final
 
 from alipes.gateway.conversation.message import Tool
+from alipes.gateway.text.reply.hermes import CLOSE, OPEN
 from alipes.gateway.text.reply.json_call import Read
 from alipes.gateway.text.reply.members import Members
 from alipes.gateway.text.reply.source import Reading, Source
 from alipes.gateway.text.reply.tagged import CALLED, tagged
 
-OPEN: Final = "<tool_call>"
-CLOSE: Final = "</tool_call>"
 _FUNCTION: Final = "<function="
 _FUNCTION_END: Final = "</function>"
 _PARAMETER: Final = "<parameter="

@@ -66,6 +66,8 @@ def test_what_brings_no_token_is_no_output() -> None:
     answer = answer_of(opening, delta(), {"choices": [], "usage": {}}, delta(content="a"))
     assert (answer.first, answer.last) == (0, 0)
     assert answer_of(opening, delta()).first is None
+    silence = {"choices": [{"index": 0, "text": "", "finish_reason": None}], "keep_alive": True}
+    assert answer_of(silence, silence).first is None
 
 
 def test_a_choice_that_ends_without_any_text_has_drawn_by_then() -> None:

@@ -12,6 +12,7 @@ from alipes.gateway.api.errors import ApiError, invalid
 from alipes.gateway.api.openai.responses.kept import Kept, Turn
 from alipes.gateway.api.openai.responses.schema import Item, ResponsesBody
 from alipes.gateway.api.openai.responses.store import ResponseStore
+from alipes.gateway.conversation.content import string_of
 
 _ITEM_ID: Final = re.compile(r"(?:msg|fc|rs|ctc)_(?P<suffix>[0-9a-f]{32})_[0-9]+")
 _SHOWN: Final = 64
@@ -55,7 +56,7 @@ def _asked(store: ResponseStore, tenant: str, body: ResponsesBody, now: int) -> 
     if isinstance(body.input, str):
         return [Item(type="message", role="user", content=body.input)]
     return [
-        _referenced(store, tenant, _id(item), f"input[{i}].id", now)
+        _referenced(store, tenant, string_of(item.id), f"input[{i}].id", now)
         if item.type == "item_reference"
         else item
         for i, item in enumerate(body.input)
@@ -72,12 +73,11 @@ def _referenced(store: ResponseStore, tenant: str, item_id: str, place: str, now
 
 
 def _repeated(store: ResponseStore, tenant: str, asked: list[Item], now: int) -> Kept | None:
-    last = next((_id(item) for item in reversed(asked) if _ITEM_ID.fullmatch(_id(item))), None)
+    last = next(
+        (string_of(item.id) for item in reversed(asked) if _ITEM_ID.fullmatch(string_of(item.id))),
+        None,
+    )
     return _maker(store, tenant, last, now) if last else None
-
-
-def _id(item: Item) -> str:
-    return item.id if isinstance(item.id, str) else ""
 
 
 def _maker(store: ResponseStore, tenant: str, item_id: str, now: int) -> Kept | None:

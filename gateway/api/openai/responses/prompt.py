@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from alipes.gateway.api.errors import invalid
-from alipes.gateway.api.openai.messages import NO_PARAMETERS, arguments_of, freeform
+from alipes.gateway.api.openai.messages import arguments_of, freeform
 from alipes.gateway.api.openai.responses.schema import Item, Tool
 from alipes.gateway.conversation import message as model
-from alipes.gateway.conversation.content import text_of
+from alipes.gateway.conversation.content import string_of, text_of
 from alipes.gateway.conversation.message import Message, Role, ToolCall
 
 _ROLES: Final[dict[str, Role]] = {
@@ -101,7 +101,7 @@ def _callable(place: str, tool: Tool, namespace: str | None) -> Iterator[tuple[O
 def _described(name: str, tool: Tool) -> model.Tool:
     if tool.type == "custom":
         return freeform(name, tool.description, tool.format)
-    parameters = tool.parameters or NO_PARAMETERS
+    parameters = tool.parameters or model.NO_PARAMETERS
     return model.Tool(name, tool.description, parameters, strict=tool.strict is True)
 
 
@@ -172,7 +172,7 @@ class _Reader:
     def _result(self, item: Item, place: str) -> None:
         self._end_turn()
         text = text_of(item.output, f"{place}.output")
-        self._done.append(Message("tool", text, answers=_string(item.call_id)))
+        self._done.append(Message("tool", text, answers=string_of(item.call_id)))
 
     def _say(self, message: Message) -> None:
         self._turn.append(message)
@@ -195,16 +195,16 @@ def _thoughts(item: Item, place: str) -> str:
 
 
 def _call(item: Item, kind: str, place: str) -> ToolCall:
-    name = _string(item.name)
+    name = string_of(item.name)
     if not name and kind in _CALLS:
         raise invalid(f"{place}.name", "is required")
-    shown = shown_name(_string(item.namespace) or None, name or kind.removesuffix("_call"))
-    return ToolCall(shown, _arguments(item, kind, place), _string(item.call_id))
+    shown = shown_name(string_of(item.namespace) or None, name or kind.removesuffix("_call"))
+    return ToolCall(shown, _arguments(item, kind, place), string_of(item.call_id))
 
 
 def _arguments(item: Item, kind: str, place: str) -> dict[str, Any] | str:
     if kind == "custom_tool_call":
-        return {"input": _string(item.input)}
+        return {"input": string_of(item.input)}
     for value in (item.arguments, item.input, item.action):
         if isinstance(value, Mapping | str):
             return arguments_of(value, f"{place}.arguments")
@@ -223,7 +223,3 @@ def unsealed(content: Any) -> str | None:
         return base64.b64decode(content.removeprefix(_SEALED), validate=True).decode()
     except (binascii.Error, ValueError):
         return None
-
-
-def _string(value: Any) -> str:
-    return value if isinstance(value, str) else ""

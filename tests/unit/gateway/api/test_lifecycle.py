@@ -14,6 +14,7 @@ from alipes.gateway.calls.events import CallFailure, FailureKind
 from alipes.gateway.config import Limits
 from alipes.gateway.routing.decision import CallShape, Reason, Wait
 from alipes.instance.contract import Cancel, FailureClass, Ping, Submit
+from alipes.replay.stream import Answer, Lines
 
 SILENCE = b'"delta":{},"logprobs":null,"finish_reason":null'
 CHAT = "/v1/chat/completions"
@@ -195,6 +196,29 @@ def test_empty_chunks_keep_a_silent_stream_alive(staged: Staged) -> None:
         stage.fleet.answer(*calls[0], "ok")
         await asyncio.wait_for(task, 5)
         assert reply.events()[-1] == "[DONE]"
+
+    staged(body, connect=False, limits=Limits(keep_alive=0.05))
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/completions"])
+def test_a_replay_takes_no_silence_for_a_token(staged: Staged, path: str) -> None:
+    async def body(stage: Any) -> None:
+        asked = {"model": "hot-model", "prompt": "x", "messages": BODY["messages"]}
+        raw = json.dumps({**asked, "stream": True}).encode()
+        reply, task = stage.browser.open("POST", path, raw)
+        await reply.until(lambda r: r.body.count(b"data: ") >= 4)
+        answer, lines = Answer(), Lines()
+        for line in lines.take(bytes(reply.body)):
+            answer.take(line, lambda: 1)
+        assert answer.first is None
+        stage.connect_all()
+        calls = await stage.fleet.submitted()
+        seen = len(reply.body)
+        stage.fleet.answer(*calls[0], "ok")
+        await asyncio.wait_for(task, 5)
+        for line in lines.take(bytes(reply.body[seen:])):
+            answer.take(line, lambda: 2)
+        assert (answer.first, answer.error) == (2, "")
 
     staged(body, connect=False, limits=Limits(keep_alive=0.05))
 
