@@ -3,8 +3,8 @@ and JSON in place of text."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
@@ -55,8 +55,10 @@ def openai_choice(choice: Any, parallel: bool | None = None) -> Choice:
     kind = choice.get("type") if isinstance(choice, dict) else None
     if kind in ("function", "custom"):
         return Choice(Mode.REQUIRED, (_name(choice, "tool_choice"),), True)
+    if not isinstance(kind, str):
+        raise invalid("tool_choice.type", "is required")
     if kind != "allowed_tools":
-        raise invalid("tool_choice.type", f"{str(kind)[:_SHOWN]!r} is not supported", "unsupported")
+        return Choice(Mode.REQUIRED, (kind,), True, "tool_choice.type")
     place, allowed = "tool_choice", choice
     if isinstance(choice.get("allowed_tools"), dict):
         place, allowed = "tool_choice.allowed_tools", choice["allowed_tools"]
@@ -118,10 +120,12 @@ def wished(
     answer: Answer | None = None,
     answer_field: str = "",
     aliases: Mapping[str, str] = _NONE,
+    hosted: Collection[str] = (),
 ) -> Wished | None:
     """What is to be made a grammar; None where all that a model may say is allowed. ``aliases``
-    lead from names that clients have for tools to those that models have. Raises a 400 for a tool
-    that is not offered."""
+    lead from names that clients have for tools to those that models have; ``hosted`` are the
+    offered tools that nothing here runs. Raises a 400 for a tool that is not offered."""
+    choice = _among_those_here(choice, functions, hosted)
     if choice.mode is Mode.NONE:
         functions = ()
     allowed = _allowed(choice, functions, aliases)
@@ -136,6 +140,18 @@ def wished(
     if any(function.freeform is not None for function in allowed):
         return Wished(Wish(allowed, binding=False), "tools")
     return None
+
+
+def _among_those_here(
+    choice: Choice, functions: Sequence[Function], hosted: Collection[str]
+) -> Choice:
+    """The choice without tools that the model does not see: if it is to call one of these, it is
+    free to say what it knows."""
+    if choice.names is None:
+        must = choice.mode is Mode.REQUIRED and hosted and not functions
+        return Choice(single=choice.single) if must else choice
+    names = tuple(name for name in choice.names if name not in hosted)
+    return replace(choice, names=names) if names else Choice(single=choice.single)
 
 
 def _allowed(
@@ -157,8 +173,10 @@ def _function(tool: Tool) -> Function:
 
 
 def _name(choice: Any, place: str) -> str:
-    """``{type, name}``, or ``{type, TYPE: {name}}``."""
+    """``{type, name}``, or ``{type, TYPE: {name}}``; of a tool that has no name its type."""
     kind = choice.get("type") if isinstance(choice, dict) else None
+    if isinstance(kind, str) and kind not in ("function", "custom"):
+        return kind
     inner = choice.get(kind, choice) if isinstance(kind, str) else None
     name = inner.get("name") if isinstance(inner, dict) else None
     if not isinstance(name, str) or not name:

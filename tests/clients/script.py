@@ -1,13 +1,14 @@
 """A pass-through before the gateway that puts words into the model's mouth.
 
-The reply to a call is chosen by how many tool results its body has, so that nothing has to be
-remembered: the first ones call a shell tool of the client, the last one says that all is done.
+The reply to a call is chosen by a plan, from what the call's body has, so that nothing has to be
+remembered of what a client may send again.
 """
 
 from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final
@@ -17,8 +18,36 @@ import httpx
 SHELLS: Final = ("Bash", "bash", "exec_command", "shell_command", "shell")
 CALLS: Final = ("/v1/messages", "/v1/chat/completions", "/v1/responses")
 STOP_ID: Final = 2
-DONE: Final = "All is done here."
+PROMPT: Final = "run the steps"
+"""What a client is asked; a conversation that has it is the main one."""
 _DROPPED: Final = ("host", "content-length", "accept-encoding", "connection", "transfer-encoding")
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A call's body: the tools' schemas by name, how many results of tools it has, its text."""
+
+    tools: dict[str, Any]
+    results: int
+    text: str
+
+    @property
+    def shell(self) -> str | None:
+        return next((name for name in SHELLS if name in self.tools), None)
+
+    @property
+    def main(self) -> bool:
+        return PROMPT in self.text
+
+    def runs(self, command: str) -> str:
+        """The words that have the client's shell run this."""
+        assert self.shell is not None
+        return self.call(self.shell, **_arguments(self.tools[self.shell], command))
+
+    def call(self, name: str, **arguments: Any) -> str:
+        for required in self.tools[name].get("required", []):
+            arguments.setdefault(required, "as asked")
+        return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 @dataclass
@@ -26,19 +55,27 @@ class Seen:
     """One call that a client made: what it said, what came of it."""
 
     path: str
-    step: int
-    side: bool
+    ask: Ask
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+    @property
+    def session(self) -> str:
+        return self.headers["x-alipes-session"]
+
+
+Plan = Callable[[Ask], str]
 
 
 class Script:
-    """Serves at ``url`` until closed; ``steps`` tool calls come before the end."""
+    """Serves at ``url`` until closed; ``before`` is told of each call before it is passed on."""
 
-    def __init__(self, gateway: str, model: str, steps: int) -> None:
-        self.gateway, self.model, self.steps = gateway, model, steps
+    def __init__(
+        self, gateway: str, model: str, plan: Plan, before: Callable[[Ask], None] | None = None
+    ) -> None:
+        self.gateway, self.model, self.plan, self.before = gateway, model, plan, before
         self.seen: list[Seen] = []
-        self.http = httpx.Client(base_url=gateway, timeout=120)
         script = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -58,9 +95,13 @@ class Script:
                 path = self.path.partition("?")[0]
                 body, seen = script.scripted(path, body)
                 headers = {k: v for k, v in self.headers.items() if k.lower() not in _DROPPED}
-                with script.http.stream(
-                    self.command, path, content=body or None, headers=headers
+                url = script.gateway + path
+                with httpx.stream(
+                    self.command, url, content=body or None, headers=headers, timeout=120
                 ) as response:
+                    if seen is not None:
+                        seen.status = response.status_code
+                        seen.headers = dict(response.headers)
                     self.send_response(response.status_code)
                     for name, value in response.headers.items():
                         if name not in ("transfer-encoding", "content-length", "connection"):
@@ -68,13 +109,12 @@ class Script:
                     self.send_header("transfer-encoding", "chunked")
                     self.end_headers()
                     for piece in response.iter_raw():
+                        if seen is not None:
+                            seen.body += piece
                         self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
                         self.wfile.flush()
                     if self.command != "HEAD":
                         self.wfile.write(b"0\r\n\r\n")
-                    if seen is not None:
-                        seen.status = response.status_code
-                        seen.headers = dict(response.headers)
 
             def log_message(self, *_: Any) -> None:
                 pass
@@ -91,24 +131,19 @@ class Script:
         if path not in CALLS:
             return raw, None
         body = json.loads(raw)
-        tools = dict(_tools(body))
-        shell = next((name for name in SHELLS if name in tools), None)
-        seen = Seen(path, _results(body), side=shell is None)
+        ask = Ask(dict(_tools(body)), _results(body), json.dumps(body))
+        seen = Seen(path, ask)
         self.seen.append(seen)
-        if shell is None:
-            reply = "ok"
-        elif seen.step >= self.steps:
-            reply = DONE
-        else:
-            arguments = json.dumps(_arguments(tools[shell], f"echo step {seen.step}"))
-            reply = f'<tool_call>\n{{"name": "{shell}", "arguments": {arguments}}}\n</tool_call>'
+        if self.before is not None:
+            self.before(ask)
         body["model"] = self.model
-        body["forced_token_ids"] = [*self._ids(reply), STOP_ID]
+        body["forced_token_ids"] = [*self._ids(self.plan(ask)), STOP_ID]
         return json.dumps(body).encode(), seen
 
     def _ids(self, text: str) -> list[int]:
         asked = {"model": self.model, "prompt": text}
-        return list(self.http.post("/tokenize", json=asked).json()["tokens"])
+        reply = httpx.post(f"{self.gateway}/tokenize", json=asked, timeout=30)
+        return list(reply.json()["tokens"])
 
 
 def _tools(body: Any) -> list[tuple[str, Any]]:
@@ -135,13 +170,10 @@ def _results(body: Any) -> int:
 
 
 def _arguments(schema: Any, command: str) -> dict[str, Any]:
-    """What the tool needs, to run ``command``."""
     properties = schema.get("properties", {})
     made: dict[str, Any] = {}
     for name in ("command", "cmd"):
         if name in properties:
             plain = properties[name].get("type") != "array"
             made[name] = command if plain else ["bash", "-lc", command]
-    for name in schema.get("required", []):
-        made.setdefault(name, "as asked")
     return made

@@ -35,6 +35,11 @@ class ToolDefinition(msgspec.Struct):
     description: str | None = None
     input_schema: dict[str, Any] | None = None
 
+    @property
+    def hosted(self) -> bool:
+        """A tool of the server, as ``web_search_20250305``."""
+        return self.type not in (None, "custom")
+
 
 class ToolChoice(msgspec.Struct):
     type: str
@@ -77,7 +82,13 @@ class MessagesBody(CountBody, kw_only=True):
         if self.output_config is not None and self.output_config.format is not None:
             form, field = self.output_config.format, "output_config.format"
         answer = json_answer(form, field)
-        return wished(choice_of(self), functions_of(tools), answer, schema_field(form, field))
+        return wished(
+            choice_of(self),
+            functions_of(tools),
+            answer,
+            schema_field(form, field),
+            hosted={tool.name for tool in self.tools or () if tool.hosted},
+        )
 
     @property
     def sampling(self) -> SamplingFields:
@@ -113,5 +124,5 @@ def tools_of(tools: Sequence[ToolDefinition] | None) -> list[Tool]:
     return [
         Tool(tool.name, tool.description, tool.input_schema or NO_PARAMETERS)
         for tool in tools or ()
-        if tool.type in (None, "custom")
+        if not tool.hosted
     ]

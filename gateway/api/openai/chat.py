@@ -21,7 +21,7 @@ from alipes.gateway.api.openai.answer import (
     usage_object,
 )
 from alipes.gateway.api.openai.logprobs import chat_logprobs
-from alipes.gateway.api.openai.messages import messages_of, tools_of
+from alipes.gateway.api.openai.messages import hosted_of, messages_of, tools_of
 from alipes.gateway.api.sampling import Positive, TopLogprobs
 from alipes.gateway.api.service import Service
 from alipes.gateway.api.serving import Collected
@@ -80,7 +80,9 @@ def _ask(body: ChatBody, headers: Headers) -> Ask:
         limit=body.max_completion_tokens or body.max_tokens,
         claim=body.claim(headers),
         top_logprobs=(body.top_logprobs or 0) if body.logprobs else -1,
-        wished=wished(choice, functions_of(conversation.tools), answer, field),
+        wished=wished(
+            choice, functions_of(conversation.tools), answer, field, hosted=hosted_of(body.tools)
+        ),
     )
 
 

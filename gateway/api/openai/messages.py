@@ -19,6 +19,8 @@ _ROLES: Final[dict[str, Role]] = {
     "function": "tool",
 }
 _SHOWN: Final = 64
+_SERVED: Final = ("function", "custom")
+"""The types of tools that a client runs itself."""
 
 
 def messages_of(messages: Sequence[Any]) -> list[Message]:
@@ -101,11 +103,17 @@ def tools_of(tools: Sequence[Any] | None) -> list[Tool]:
     return [tool for tool in made if tool is not None]
 
 
+def hosted_of(tools: Sequence[Any] | None) -> set[str]:
+    """The types of those that are left out."""
+    kinds = {tool.get("type") for tool in tools or () if isinstance(tool.get("type"), str)}
+    return kinds - set(_SERVED)
+
+
 def _tool(tool: Any, place: str) -> Tool | None:
     if not isinstance(tool, Mapping):
         raise TextError(place, "is not an object")
     kind = tool.get("type", "function")
-    if kind not in ("function", "custom"):
+    if kind not in _SERVED:
         return None
     described = tool.get(kind)
     if not isinstance(described, Mapping) or not isinstance(described.get("name"), str):

@@ -133,6 +133,7 @@ class Creation:
                 json_answer(body.format, "text.format"),
                 schema_field(body.format, "text.format"),
                 {origin.name: shown for shown, origin in self._tools.origins.items()},
+                self._tools.hosted,
             ),
         )
 

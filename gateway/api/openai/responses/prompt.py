@@ -40,11 +40,12 @@ class Origin(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Tools:
     """``shown`` are those a model sees; ``origins`` leads from the name that it sees; ``used`` are
-    those of the client that they come from."""
+    those of the client that they come from. ``hosted`` are the types of the others."""
 
     shown: list[model.Tool] = field(default_factory=list)
     origins: dict[str, Origin] = field(default_factory=dict)
     used: list[Tool] = field(default_factory=list)
+    hosted: set[str] = field(default_factory=set)
 
     def origin(self, name: str) -> Origin:
         return self.origins.get(name) or Origin(None, name)
@@ -69,6 +70,8 @@ def tools_of(tools: Sequence[Tool] | None, items: Sequence[Item] = ()) -> Tools:
                 made.shown.append(_described(name, each))
         if found:
             made.used.append(tool)
+        else:
+            made.hosted.add(tool.type)
     return made
 
 

@@ -38,6 +38,8 @@ def messages(names: tuple[str, ...], **fields: Any) -> tuple[str, dict[str, Any]
 
 
 AB = ("a", "b")
+SEARCH = {"type": "web_search"}
+SEARCH_OF_MESSAGES = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
 PAIR = [{"type": "function", "function": {"name": "b"}}]
 FORMAT = {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}
 
@@ -113,6 +115,35 @@ FORMAT = {"type": "json_schema", "name": "x", "schema": SCHEMA, "strict": True}
         (messages(AB, tool_choice={"type": "tool", "name": "a"}), "a", True, False),
         (messages((), output_config={"format": FORMAT}), "json", False, False),
         (messages((), output_format=FORMAT), "json", False, False),
+        # What is to be a tool that nothing here runs may be anything.
+        (chat((), tools=[SEARCH], tool_choice=SEARCH), "", None, None),
+        (chat((), tools=[SEARCH], tool_choice="required"), "", None, None),
+        (responses((), tools=[*named("a"), SEARCH], tool_choice=SEARCH), "", None, None),
+        (responses((), tools=[SEARCH], tool_choice="required"), "", None, None),
+        (responses((), tools=[*named("a"), SEARCH], tool_choice="required"), "a", True, False),
+        (
+            responses(
+                (),
+                tools=[*named("a"), SEARCH],
+                tool_choice={
+                    "type": "allowed_tools",
+                    "mode": "required",
+                    "tools": [{"type": "function", "name": "a"}, SEARCH],
+                },
+            ),
+            "a",
+            True,
+            False,
+        ),
+        (
+            messages(
+                (), tools=[SEARCH_OF_MESSAGES], tool_choice={"type": "tool", "name": "web_search"}
+            ),
+            "",
+            None,
+            None,
+        ),
+        (messages((), tools=[SEARCH_OF_MESSAGES], tool_choice={"type": "any"}), "", None, None),
     ],
 )
 def test_a_choice_becomes_a_grammar(
