@@ -70,11 +70,12 @@ def claude(place: Place, *allowed: str) -> Done:
     return place.run(*command, **place.exports("Claude Code"))
 
 
-def codex(place: Place, *more: str) -> Done:
+def codex(place: Place, *more: str, context: int = 32768) -> Done:
     """``more`` are lines for the provider's table of its settings."""
     folder = Path(place.home["HOME"]) / ".codex"
     folder.mkdir()
-    (folder / "config.toml").write_text(place.block("toml") + "\n".join(more))
+    settings = place.block("toml").replace("window = 32768", f"window = {context}")
+    (folder / "config.toml").write_text(settings + "\n".join(more))
     flags = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")
     return place.run(place.program("npm", "codex"), "exec", *flags, PROMPT)
 

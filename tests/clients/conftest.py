@@ -129,10 +129,10 @@ class Gateway:
 
 
 @contextlib.contextmanager
-def serving(folder: Path, text: str) -> Iterator[Gateway]:
+def serving(folder: Path, text: str, **more: Path) -> Iterator[Gateway]:
     folder.chmod(0o700)
     gateway = Gateway(folder / "alipes.yaml", free_port())
-    gateway.file.write_text(text.format(port=gateway.port, folder=folder))
+    gateway.file.write_text(text.format(port=gateway.port, folder=folder, **more))
     try:
         gateway.begin()
         yield gateway
