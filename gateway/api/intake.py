@@ -66,7 +66,7 @@ async def job_of(service: Service, ask: Ask, tenant: str) -> Job:
     fields, settings = ask.sampling, service.cluster.gateway
     text = service.text(fields.model)
     forced = forced_bytes(fields.forced_token_ids, settings.allow_forced_tokens, text)
-    grammar = await _grammar(text, ask.wished)
+    grammar = await _grammar(text, ask)
     # Forced ids win: a call that has them has no grammar.
     sampling = sampling_of(fields, text, ask.top_logprobs, "" if forced else grammar)
     prompts = await prompts_of(text, ask.prompt, tenant)
@@ -95,9 +95,19 @@ async def job_of(service: Service, ask: Ask, tenant: str) -> Job:
     )
 
 
-async def _grammar(text: ModelText, wished: Wished | None) -> str:
+async def _grammar(text: ModelText, ask: Ask) -> str:
+    wished = ask.wished
     if wished is None:
         return ""
+    if isinstance(ask.prompt, Conversation) and ask.prompt.continues:
+        # What is gone on with is the client's text, in no form that a grammar could take up.
+        if not wished.wish.binding:
+            return ""
+        raise invalid(
+            wished.field or "tool_choice",
+            "cannot be kept to after a message of the assistant's: end with one of the user's",
+            "unsupported",
+        )
     try:
         return await text.grammar(wished.wish)
     except TextError as error:

@@ -70,7 +70,7 @@ class ModelText:
         self.stop_ids = stop_ids
         self._template = template
         self._encoder = encoder
-        self._form = form_of(template.source, encoder.added)
+        self._form = form_of(template.source, encoder.added, hermes=template.tells_calls)
         self._pieces = pieces.showing(self._form.visible)
         self._cache = PromptCache(_CACHE_BYTES)
         self._lead = _lead(template, encoder)

@@ -13,26 +13,33 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from alipes.gateway.conversation.message import Message, Tool, shown, shown_tool
+from alipes.gateway.conversation.message import Message, Tool, shown_tool
 from alipes.gateway.text.abilities import abilities_of, adapted
+from alipes.gateway.text.call_shape import CallShape, call_shape_of
 from alipes.gateway.text.errors import TextError
 from alipes.gateway.text.literal import SIGN
-from alipes.gateway.text.told_tools import ignores_tools, told
+from alipes.gateway.text.reply.family import example_of
+from alipes.gateway.text.told_tools import offers_tools, told
 
 _ESCAPED_SIGN = json.dumps(SIGN)[1:-1]
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "pad_token")
 
 
 class ChatTemplate:
-    """One model's template. ``source`` is empty where the model has none; ``tells_tools`` where it
-    knows no tools, so that they are told in messages."""
+    """One model's template. ``source`` is empty where the model has none. With ``tells_tools``
+    what is offered is told in messages, as the template does not show it; with ``tells_calls`` so
+    are calls and results, in the form of Hermes."""
 
     def __init__(self, source: str, special: dict[str, str]) -> None:
         self.source = source
         self._special = special
         self._template = _environment().from_string(source)
-        self.tells_tools = bool(source) and ignores_tools(self._rendered)
-        self._able = abilities_of(lambda messages: self._rendered(messages, ()))
+        shape = call_shape_of(lambda messages, shape: self._rendered(messages, shape=shape))
+        self._shape = shape or CallShape()
+        self.tells_tools = bool(source) and not offers_tools(self._rendered)
+        self.tells_calls = self.tells_tools and shape is None
+        self._example = example_of("" if self.tells_calls else source)
+        self._able = abilities_of(self._rendered)
 
     @staticmethod
     def load(folder: Path) -> ChatTemplate:
@@ -52,15 +59,20 @@ class ChatTemplate:
         if not self.source:
             raise TextError("model", "has no chat template; use /v1/completions")
         if self.tells_tools:
-            messages, tools = told(messages, tools), ()
+            messages = told(messages, tools, self._example, calls=not self.tells_calls)
+            tools = ()
         return self._rendered(adapted(messages, self._able), tools, speaks)
 
     def _rendered(
-        self, messages: Sequence[Message], tools: Sequence[Tool], speaks: bool = True
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Tool] = (),
+        speaks: bool = True,
+        shape: CallShape | None = None,
     ) -> str:
         try:
             return self._template.render(
-                messages=list(map(shown, messages)),
+                messages=(shape or self._shape).messages(messages),
                 tools=list(map(shown_tool, tools)) or None,
                 add_generation_prompt=speaks,
                 **self._special,

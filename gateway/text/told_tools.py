@@ -1,7 +1,9 @@
-"""Tools for models whose chat template knows none: told in the system's message, in the form of
-Hermes, which such a model can be asked to write.
+"""Tools for models whose chat template shows none: told in the system's message, with the form in
+which they are to be called.
 
-What a conversation shows of its tools is the same text at every turn.
+That is the family's own form where the template shows calls (DeepSeek's templates show calls, but
+not what can be called); else that of Hermes, which a model can be asked to write, and calls and
+results are told as text too. What a conversation shows of its tools is the same at every turn.
 """
 
 from __future__ import annotations
@@ -24,35 +26,29 @@ You may call functions while you answer. Their signatures, one JSON object a lin
 """
 _TAIL: Final = """
 </tools>
-To call one, write its name and arguments as one JSON object between tags:
-<tool_call>
-{"name": "function", "arguments": {"parameter": "value"}}
-</tool_call>"""
+To call one, write its name and arguments """
 _PROBE: Final = "zq_probe"
 
 
-def ignores_tools(render: Render) -> bool:
-    """Whether a template shows neither the tools that are offered nor those that were called.
-    ``render`` raises ``TextError`` for what the template refuses."""
-    user, call = Message("user", "a"), ToolCall(_PROBE, {}, "c00000000")
-    called = (user, Message("assistant", calls=(call,)))
+def offers_tools(render: Render) -> bool:
+    """Whether a template shows the tools that are offered. ``render`` raises ``TextError`` for what
+    the template refuses."""
     offered = (Tool(_PROBE, "", {"type": "object"}),)
-
-    def shows(messages: Sequence[Message], tools: Sequence[Tool]) -> bool:
-        try:
-            return _PROBE in render(messages, tools)
-        except TextError:
-            return False
-
-    return not shows((user,), offered) and not shows(called, ())
+    try:
+        return _PROBE in render((Message("user", "a"),), offered)
+    except TextError:
+        return False
 
 
-def told(messages: Sequence[Message], tools: Sequence[Tool]) -> list[Message]:
-    """Messages of system, user and assistant alone, with the tools, calls and results in them."""
-    made = list(_turns(messages))
+def told(
+    messages: Sequence[Message], tools: Sequence[Tool], example: str, calls: bool
+) -> list[Message]:
+    """Messages with the tools, and an ``example`` of a call, in that of the system; unless the
+    template shows ``calls``, these and results are text of the assistant's and the user's."""
+    made = list(messages if calls else _turns(messages))
     if not tools:
         return made
-    text = _HEAD + "\n".join(_json(shown_tool(tool)) for tool in tools) + _TAIL
+    text = _HEAD + "\n".join(_json(shown_tool(tool)) for tool in tools) + _TAIL + example
     if made and made[0].role == "system":
         before = made[0].text
         made[0] = replace(made[0], text=f"{before}\n\n{text}" if before else text)

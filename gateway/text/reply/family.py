@@ -59,7 +59,38 @@ def _deepseek(source: Source, _: Sequence[Tool]) -> Reading:
     return deepseek.deepseek(source)
 
 
+_FENCED: Final = "```json"
 HERMES: Final = ReplyForm("hermes", _hermes)
+_EXAMPLES: Final = {
+    "hermes": """\
+as one JSON object between tags:
+<tool_call>
+{"name": "function", "arguments": {"parameter": "value"}}
+</tool_call>""",
+    "deepseek": "between tags, the arguments as a JSON object:\n"
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>"
+    '{"parameter": "value"}<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    _FENCED: "between tags, the arguments as a JSON object in a fenced block:\n"
+    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>function\n"
+    '```json\n{"parameter": "value"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+    "glm": """\
+between tags:
+<tool_call>function
+<arg_key>parameter</arg_key>
+<arg_value>value</arg_value>
+</tool_call>""",
+    "qwen-xml": """\
+between tags:
+<tool_call>
+<function=function>
+<parameter=parameter>
+value
+</parameter>
+</function>
+</tool_call>""",
+    "llama": 'as one JSON object:\n{"name": "function", "parameters": {"parameter": "value"}}',
+}
+"""How to write a call in each form."""
 _FORMS: Final = (
     (deepseek.CALLS, ReplyForm("deepseek", _deepseek, visible=deepseek.TAGS)),
     (glm.KEY, ReplyForm("glm", glm.glm, visible=glm.TAGS)),
@@ -68,15 +99,26 @@ _FORMS: Final = (
 )
 
 
-def form_of(template: str, added: Collection[str]) -> ReplyForm:
+def form_of(template: str, added: Collection[str], hermes: bool = False) -> ReplyForm:
     """``template`` is the source of the chat template, ``added`` the texts of the tokenizer's added
-    tokens. Without a sign of another form it is that of Hermes, and thinking is between tags."""
-    form = next((form for sign, form in _FORMS if sign in template), HERMES)
-    if form is HERMES and llama.TAG in added and OPEN not in template:
+    tokens. Without a sign of another form it is that of Hermes, as it is where models are told to
+    call in it (``hermes``), and thinking is between tags."""
+    form = HERMES if hermes else _called_in(template)
+    if form is HERMES and llama.TAG in added and OPEN not in template and not hermes:
         form = _FORMS[-1][1]
     marks = next((pair for pair in _MARKS if pair[1] in template or set(pair) <= set(added)), THINK)
     tags = {OPEN, CLOSE, *marks, *form.visible}
     return ReplyForm(form.name, form.form, marks, frozenset(tags & set(added)))
+
+
+def example_of(template: str) -> str:
+    """A call in the form that a template shows calls in."""
+    name = _called_in(template).name
+    return _EXAMPLES[_FENCED if name == "deepseek" and _FENCED in template else name]
+
+
+def _called_in(template: str) -> ReplyForm:
+    return next((form for sign, form in _FORMS if sign in template), HERMES)
 
 
 def _thought(source: Source, marks: Marks, opened: bool) -> Wait:

@@ -28,13 +28,15 @@ _HEADER: Final = re.compile(
 @dataclass(slots=True)
 class _Object:
     """``body`` is what has been read and not been passed on. With ``names`` only an object that
-    has one of these and arguments is a call. ``arguments``, while they are read, end at a depth of
+    has one of these and arguments is a call. ``looked`` for the name before the first object
+    inside, behind which there is none. ``arguments``, while they are read, end at a depth of
     ``outside``."""
 
     names: Collection[str] | None = None
     scanner: ObjectScanner = field(default_factory=ObjectScanner)
     body: list[str] = field(default_factory=list)
     begun: bool = False
+    looked: bool = False
     arguments: bool = False
     outside: int = 1
 
@@ -83,7 +85,8 @@ def _letters(source: Source, read: _Object) -> bool:
         if not scanner.feed(letter):
             source.take(at)
             return False
-        if not read.begun and letter == "{" and (depth, inside) == (1, False):
+        if not read.begun and not read.looked and letter == "{" and (depth, inside) == (1, False):
+            read.looked = True
             _begin(source, read)
         if not read.arguments:
             read.body.append(letter)

@@ -78,8 +78,14 @@ class Source:
         """Read up to and with the first of ``words``, or to the end, and emit what comes before it
         as it comes. Returns the word, None at the end, and with ``blanks`` those that were before
         it, which are not emitted."""
+        longest = max(map(len, words))
+        new = 0
         while True:
-            found = [(at, -len(word), word) for word in words if (at := self.text.find(word)) >= 0]
+            # What was there before has no word; all of it are blanks, and the beginning of a word.
+            start = max(0, new - longest)
+            found = [
+                (at, -len(word), word) for word in words if (at := self.text.find(word, start)) >= 0
+            ]
             if found:
                 at, _, word = min(found)
                 before = self.take(at)
@@ -87,8 +93,12 @@ class Source:
                 emit(before[: len(before) - len(kept)])
                 self.take(len(word))
                 return word, kept
-            ready = self.text[: len(self.text) - max(partial_suffix(self.text, w) for w in words)]
-            emit(self.take(len(ready.rstrip() if blanks else ready)))
+            ready = len(self.text) - max(partial_suffix(self.text, w) for w in words)
+            if blanks:
+                said = len(self.text[start:ready].rstrip())
+                ready = start + said if said else 0
+            emit(self.take(ready))
+            new = len(self.text)
             if not (yield from self.more()):
                 rest = self.take(len(self.text))
                 kept = rest[len(rest.rstrip()) :] if blanks else ""

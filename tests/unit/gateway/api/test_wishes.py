@@ -38,6 +38,7 @@ def messages(names: tuple[str, ...], **fields: Any) -> tuple[str, dict[str, Any]
 
 
 AB = ("a", "b")
+PREFILLED = [*ASKED, {"role": "assistant", "content": '{"a":'}]
 SEARCH = {"type": "web_search"}
 SEARCH_OF_MESSAGES = {"type": "web_search_20250305", "name": "web_search", "max_uses": 8}
 PAIR = [{"type": "function", "function": {"name": "b"}}]
@@ -211,6 +212,9 @@ def test_a_schema_is_passed_on_with_its_strictness(staged: Staged) -> None:
         (responses(AB, tool_choice={"type": "web_search"}), "tool_choice.type"),
         (messages(AB, tool_choice={"type": "tool", "name": "c"}), "tool_choice.name"),
         (messages(AB, tool_choice={"type": "tool"}), "tool_choice.name"),
+        (chat((), messages=PREFILLED, response_format={"type": "json_object"}), "response_format"),
+        (messages((), messages=PREFILLED, output_format=FORMAT), "output_format.schema"),
+        (messages(AB, messages=PREFILLED, tool_choice={"type": "any"}), "tools"),
         (messages((), tool_choice={"type": "any"}), "tool_choice"),
     ],
 )
