@@ -144,7 +144,7 @@ def disarmed(chat: Conversation) -> Conversation:
 
 @pytest.mark.parametrize("kind", KINDS)
 @settings(
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

@@ -101,7 +101,7 @@ def read(arguments: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("model", ["smol", "llama", "qwen3"])
 def test_parsed_answers(oai: openai.OpenAI, model: str) -> None:
-    for seed, temperature in ((1, 0.0), (2, 1.0), (3, 1.0)):
+    for seed, temperature in ((1, 0.0), (2, 1.0)):
         chat = oai.chat.completions.parse(
             model=model,
             messages=ASK,
@@ -132,8 +132,7 @@ def test_any_json_object(oai: openai.OpenAI) -> None:
         assert isinstance(json.loads(content), dict)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize("model", ["smol", "qwen3"])
+@pytest.mark.parametrize(("model", "stream"), [("smol", False), ("smol", True), ("qwen3", True)])
 def test_a_required_call_and_the_turn_after_it(
     oai: openai.OpenAI, model: str, stream: bool
 ) -> None:
@@ -161,7 +160,7 @@ def test_a_required_call_and_the_turn_after_it(
             }
         ],
     }
-    after = oai.chat.completions.create(messages=[*ASK, said, result], **fields)
+    after = oai.chat.completions.create(messages=[*ASK, said, result], **fields | {"max_tokens": 4})
     usage = after.usage
     assert usage is not None
     assert usage.prompt_tokens_details is not None
