@@ -577,13 +577,18 @@ def test_one_long_text_does_not_hold_others_up(gateway: Gateway) -> None:
         status = gateway.http.post(path, json=body).status_code
         return status, time.monotonic() - begin
 
+    times = []
     with ThreadPoolExecutor(5) as pool:
-        refused = [pool.submit(timed, long) for _ in range(4)]
-        counted = pool.submit(timed, short)
-        assert counted.result()[0] == 200
-        assert all(future.result()[0] == 400 for future in refused)
-        assert max(future.result()[1] for future in refused) < 4
-        assert counted.result()[1] < 4
+        for _ in range(4):
+            refused = [pool.submit(timed, long) for _ in range(4)]
+            counted = pool.submit(timed, short)
+            assert counted.result()[0] == 200
+            assert all(future.result()[0] == 400 for future in refused)
+            slowest = max(future.result()[1] for future in refused)
+            times.append((slowest, counted.result()[1]))
+            if slowest < 1 and times[-1][1] < 0.5:
+                return
+    raise AssertionError(f"seconds to refuse, and of the count beside it: {times}")
 
 
 def test_addresses_and_names(gateway: Gateway) -> None:
