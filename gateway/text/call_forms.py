@@ -13,9 +13,11 @@ from alipes.gateway.text.quoted import quoted_text
 from alipes.gateway.text.reply import deepseek as deepseek_tags
 from alipes.gateway.text.reply import glm as glm_tags
 from alipes.gateway.text.reply.hermes import CLOSE, OPEN
-from alipes.gateway.text.reply.values import choices, kinds
+from alipes.gateway.text.reply.values import choices, kinds, members_in
 from alipes.gateway.text.rules import FREE, Function, Rules, Schema, Unspeakable, literal
 
+_KEY: Final = r"/[^<>\n]+/"
+"""The name of an argument that no schema has."""
 Call = Callable[[Function, Rules], str]
 
 
@@ -107,6 +109,9 @@ def qwen_xml(function: Function, rules: Rules) -> str:
         value = _value(function, schema, Ending("\n", "</parameter>", "\n"), rules)
         given = rules.rule(f"{literal(f'<parameter={name}>{chr(10)}')} {value}")
         parts.append(given if needed else f"{given}?")
+    if is_open(function):
+        key = f"{literal('<parameter=')} {_KEY} {literal('>' + chr(10))}"
+        parts.append(f"({key} {rules.until('</parameter>')} {literal(chr(10))})*")
     return " ".join([*parts, literal("</function>\n"), rules.mark(CLOSE)])
 
 
@@ -119,6 +124,10 @@ def glm(function: Function, rules: Rules) -> str:
         value = _value(function, schema, Ending("", glm_tags.VALUE_END, "\n"), rules)
         given = rules.rule(f"{key} {opened} {value}")
         parts.append(given if needed else f"{given}?")
+    if is_open(function):
+        key = f"{rules.mark(glm_tags.KEY)} {_KEY} {rules.mark(glm_tags.KEY_END)}"
+        value = f"{rules.mark(glm_tags.VALUE)} {rules.until(glm_tags.VALUE_END)}"
+        parts.append(f"({key} {literal(chr(10))} {value} {literal(chr(10))})*")
     return " ".join([*parts, rules.mark(CLOSE)])
 
 
@@ -153,9 +162,19 @@ def object_schema(parameters: Schema) -> dict[str, Any]:
     tools refuse what they do not know, and a model could go on making it up."""
     schema = {"type": "object", **parameters}
     open_ended = {"additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref"}
-    if "properties" in schema and not open_ended & schema.keys():
-        schema["additionalProperties"] = False
+    named, needed = schema.get("properties"), schema.get("required")
+    if isinstance(named, dict) and not open_ended & schema.keys():
+        # One that needs what it does not name is open, or it could not be.
+        others = [n for n in needed if n not in named] if isinstance(needed, list) else []
+        schema["additionalProperties"] = bool(others)
     return schema
+
+
+def is_open(function: Function) -> bool:
+    """Whether a tool takes arguments that its schema does not name, as it names none."""
+    closed = function.parameters.get("additionalProperties") is False
+    named = members_in(function.parameters).schemas
+    return function.freeform is None and named is None and not closed
 
 
 def members(function: Function) -> Iterator[tuple[str, Schema, bool]]:
@@ -163,16 +182,15 @@ def members(function: Function) -> Iterator[tuple[str, Schema, bool]]:
     if function.freeform is not None:
         yield "input", {}, True
         return
-    needed = function.parameters.get("required")
-    found = function.parameters.get("properties")
-    for name, schema in (found if isinstance(found, dict) else {}).items():
-        inner = {
-            key: function.parameters[key]
-            for key in ("$defs", "definitions")
-            if key in function.parameters
-        }
+    inner = {
+        key: function.parameters[key]
+        for key in ("$defs", "definitions")
+        if key in function.parameters
+    }
+    named = members_in(function.parameters)
+    for name, schema in (named.schemas or {}).items():
         own = schema if isinstance(schema, dict) else {}
-        yield name, {**inner, **own}, isinstance(needed, list) and name in needed
+        yield name, {**inner, **own}, name in named.needed
 
 
 def _value(function: Function, schema: Schema, end: Ending, rules: Rules) -> str:
@@ -185,7 +203,5 @@ def _value(function: Function, schema: Schema, end: Ending, rules: Rules) -> str
         return f"{rules.json(schema, function.strict)} {closing}"
     if (texts := choices(schema, schema)) is not None:
         return f"({' | '.join(map(literal, texts))}) {closing}"
-    if end.mark in rules.speech.tokens:
-        # Any text takes what comes before the mark as well.
-        return f"{rules.until(end.mark)} {_optional(end.after, rules)}"
-    return f"{rules.until(end.before + end.mark)} {_optional(end.after, rules)}"
+    # Any text takes what comes before the mark as well; a reader ends the value there too.
+    return f"{rules.until(end.mark)} {_optional(end.after, rules)}"

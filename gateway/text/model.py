@@ -22,10 +22,11 @@ from alipes.gateway.text.compiled import Compiler
 from alipes.gateway.text.decode import Decoder, Pieces
 from alipes.gateway.text.errors import TextError
 from alipes.gateway.text.grammar import grammar_of
+from alipes.gateway.text.loosened import OPEN, loosened
 from alipes.gateway.text.rendering import Rendered, rendered
 from alipes.gateway.text.reply.deltas import OutputParser
 from alipes.gateway.text.reply.family import ReplyForm, form_of
-from alipes.gateway.text.rules import Speech, Unspeakable, Wish
+from alipes.gateway.text.rules import Answer, Speech, Unspeakable, Wish
 from alipes.gateway.text.template import ChatTemplate
 from alipes.gateway.text.tokens import NO_CUTS, Encoded, TextEncoder
 from alipes.instance.contract import TokenIds
@@ -153,15 +154,42 @@ class ModelText:
 
     async def grammar(self, wish: Wish) -> str:
         """The grammar of a reply, for ``contract.Sampling``; empty where there is none and ``wish``
-        is not binding. Raises ``TextError`` without a field."""
-        try:
-            grammar = grammar_of(wish, self._speech)
-            problem = await self._compiler.problem(grammar)
-        except Unspeakable as error:
-            grammar, problem = "", str(error)
+        is not binding. Of schemas that are not strict what cannot be kept to is ignored. Raises
+        ``TextError`` without a field."""
+        grammar, problem = await self._tried(wish)
+        if problem:
+            grammar, again = await self._tried(await self._loosened(wish))
+            problem = again and problem
         if problem and wish.binding:
             raise TextError("", problem, "unsupported")
         return "" if problem else grammar
+
+    async def _tried(self, wish: Wish) -> tuple[str, str]:
+        """Its grammar, and what is wrong with it."""
+        try:
+            grammar = grammar_of(wish, self._speech)
+        except Unspeakable as error:
+            return "", str(error)
+        return grammar, await self._compiler.problem(grammar)
+
+    async def _loosened(self, wish: Wish) -> Wish:
+        """The wish with less of those schemas that make no grammar, or with nothing."""
+        made = []
+        for function in wish.functions:
+            for schema in (function.parameters, loosened(function.parameters), OPEN):
+                one = replace(function, parameters=schema)
+                _, problem = await self._tried(Wish((one,), must_call=True))
+                if not problem or one.strict or one.freeform:
+                    break
+            made.append(one)
+        answer = wish.answer
+        if answer is not None and not answer.strict:
+            for schema in (answer.schema, loosened(answer.schema), {}):
+                answer = Answer(schema)
+                _, problem = await self._tried(Wish(answer=answer))
+                if not problem:
+                    break
+        return replace(wish, functions=tuple(made), answer=answer)
 
     def _tokenizer(self) -> LLTokenizer:
         tokenizer = self._encoder.tokenizer

@@ -16,7 +16,7 @@ import re
 from typing import Final
 
 from alipes.gateway.text.reply.source import quoted
-from alipes.gateway.text.rules import Freeform, Rules, Unspeakable, literal
+from alipes.gateway.text.rules import Freeform, Rules, Unspeakable, literal, slashed
 
 _SHORT: Final = ('"', "\\", "\n", "\t", "\r", "\b", "\f")
 """Characters that JSON escapes."""
@@ -153,6 +153,6 @@ def _class(piece: str, fold: str, repeated: bool) -> str:
     except re.error as error:
         raise Unspeakable(f"{piece[:64]} is not a class of characters: {error}") from None
     escapes = [literal(quoted(each)) for each in _SHORT if inside.fullmatch(each)]
-    plain = f"[{piece}--{_PLAIN_ONLY}]".replace("/", r"\/")
+    plain = slashed(f"[{piece}--{_PLAIN_ONLY}]")
     run = f"/{plain}{'+' * repeated}/{fold}"
     return f"({' | '.join([run, *escapes])})"

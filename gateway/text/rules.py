@@ -8,6 +8,7 @@ prompt is the same text, and no model fills its reply with blanks.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -16,6 +17,9 @@ Schema = Mapping[str, Any]
 Marks = tuple[str, str]
 BLANKS: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 FREE: Final = r"/(.|\n)*/"
+MEMBERS: Final = 500
+"""The most that an object may name: with many more a matcher of grammars gives up midway."""
+_SLASH: Final = re.compile(r"(\\.)|/", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,9 @@ class Rules:
         return self.rule(FREE, f"[suffix={literal(text)}]")
 
     def json(self, schema: Schema, strict: bool) -> str:
+        """Raises ``Unspeakable``."""
+        if (count := members_of(schema)) > MEMBERS:
+            raise Unspeakable(f"cannot be made a grammar: {count} members; {MEMBERS} are the most")
         options = BLANKS | {"lenient": not strict, "coerce_one_of": True}
         return self.rule(f"%json {json.dumps({**schema, 'x-guidance': options})}")
 
@@ -125,12 +132,28 @@ class Rules:
     def free(self, freeform: Freeform) -> str:
         """An expression for a tool's text as it is."""
         if freeform.syntax == "regex":
-            return self.rule(f"/{freeform.definition.replace('/', chr(92) + '/')}/")
+            return self.rule(f"/{slashed(freeform.definition)}/")
         return self.other({"lark_grammar": freeform.definition})
 
     def grammar(self, start: str) -> str:
         lark = "\n".join([f"start: {start}", *self._rules, ""])
         return json.dumps({"grammars": [{"lark_grammar": lark}, *self._others]})
+
+
+def slashed(regex: str) -> str:
+    """As it stands between slashes in Lark: those within are escaped, if they are not."""
+    return _SLASH.sub(lambda found: found[1] or r"\/", regex)
+
+
+def members_of(schema: Any) -> int:
+    """The most members that one object of a schema has."""
+    if isinstance(schema, list):
+        return max(map(members_of, schema), default=0)
+    if not isinstance(schema, Mapping):
+        return 0
+    own = schema.get("properties")
+    counted = len(own) if isinstance(own, Mapping) else 0
+    return max(counted, max(map(members_of, schema.values()), default=0))
 
 
 def literal(text: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Generator, Sequence
 
 from alipes.gateway.conversation.message import Tool
 from alipes.gateway.text.reply.source import Source, quoted
-from alipes.gateway.text.reply.values import Schema, kinds, value_of
+from alipes.gateway.text.reply.values import kinds, members_in, value_of
 
 
 class Members:
@@ -16,6 +16,7 @@ class Members:
     def __init__(self, source: Source, name: str, tools: Sequence[Tool]) -> None:
         self._source = source
         self._schema = next((tool.parameters for tool in tools if tool.name == name), {})
+        self._named = members_in(self._schema).schemas
         self._opened = False
 
     def value(self, key: str, closing: str, *, lines: bool) -> Generator[None, None, bool]:
@@ -27,7 +28,7 @@ class Members:
         if lines:
             yield from source.skip("\n")
         endings = (f"\n{closing}", closing) if lines else (closing,)
-        allowed = kinds(_properties(self._schema).get(key), self._schema)
+        allowed = kinds((self._named or {}).get(key), self._schema)
         if "null" in allowed and (yield from self._null(endings)):
             return True
         if "string" in allowed:
@@ -54,8 +55,3 @@ class Members:
         """The call is whole."""
         self._source.argue("}" if self._opened else "{}")
         self._source.end(whole=True)
-
-
-def _properties(schema: Schema) -> Schema:
-    found = schema.get("properties")
-    return found if isinstance(found, dict) else {}

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from alipes.gateway.text.reply.source import quoted
 
@@ -14,6 +14,47 @@ Schema = Mapping[str, Any]
 ANY: Final[frozenset[str]] = frozenset()
 _DEEPEST: Final = 8
 _CONSTANTS: Final = {"true": "boolean", "false": "boolean", "null": "null", "none": "null"}
+
+
+class Named(NamedTuple):
+    """The members that an object's schema names, None where it leaves them open, and those among
+    them that it needs."""
+
+    schemas: dict[str, Any] | None
+    needed: frozenset[str]
+
+
+def members_in(root: Schema) -> Named:
+    """Also where a schema is told by reference or in parts; of alternatives what each of them
+    needs."""
+    return _members(root, root, 0)
+
+
+def _members(schema: Any, root: Schema, deep: int) -> Named:
+    if not isinstance(schema, dict) or deep > _DEEPEST:
+        return Named(None, frozenset())
+    named, needed = schema.get("properties"), schema.get("required")
+    parts = [
+        Named(
+            dict(named) if isinstance(named, dict) else None,
+            frozenset(n for n in needed if isinstance(n, str))
+            if isinstance(needed, list)
+            else frozenset(),
+        )
+    ]
+    if isinstance(schema.get("$ref"), str):
+        parts.append(_members(_referred(schema["$ref"], root), root, deep + 1))
+    if isinstance(schema.get("allOf"), list):
+        parts += [_members(one, root, deep + 1) for one in schema["allOf"]]
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list) and schema[key]:
+            each = [_members(one, root, deep + 1) for one in schema[key]]
+            common = frozenset.intersection(*(one.needed for one in each))
+            parts += [Named(one.schemas, common) for one in each]
+    known = [one.schemas for one in parts if one.schemas is not None]
+    schemas = {name: one for part in reversed(known) for name, one in part.items()}
+    required = frozenset().union(*(one.needed for one in parts)) & schemas.keys()
+    return Named(schemas if known else None, required)
 
 
 def kinds(schema: Any, root: Schema, deep: int = 0) -> frozenset[str]:

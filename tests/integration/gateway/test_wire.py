@@ -134,8 +134,9 @@ def test_a_signal_fails_live_streams_and_leaves_no_process(
             lines = reply.iter_lines()
             next(lines)
             stack.process.send_signal(number)
-            time.sleep(0.2)
-            assert httpx.get(stack.url + "/ready").status_code == 503
+            deadline = time.monotonic() + 5
+            while httpx.get(stack.url + "/ready").status_code != 503:
+                assert time.monotonic() < deadline
             stop(stack, number)
             assert "shutting_down" in [line for line in lines if line][-1]
     finally:

@@ -14,10 +14,13 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import AddedToken, Tokenizer
 
 from alipes.gateway.conversation.message import Tool
+from alipes.gateway.text.call_forms import object_schema
 from alipes.gateway.text.errors import TextError
 from alipes.gateway.text.grammar import grammar_of
+from alipes.gateway.text.loosened import OPEN, loosened
 from alipes.gateway.text.model import ModelText
 from alipes.gateway.text.quoted import quoted_lark
+from alipes.gateway.text.reply.deltas import ToolArguments
 from alipes.gateway.text.reply.family import HERMES, form_of
 from alipes.gateway.text.rules import (
     Answer,
@@ -58,6 +61,8 @@ add_line: "+" /(.*)/ LF -> line
 change: ("+" | "-" | " ") /(.*)/ LF
 %import common.LF
 """
+
+SIGNS = {"qwen-xml": "<function=", "glm": "<arg_key>"}
 
 Check = Callable[..., None]
 
@@ -296,11 +301,16 @@ def test_a_model_makes_and_checks_grammars(smollm2_folder: Path) -> None:
         return await text.grammar(wish)
 
     assert asyncio.run(made(Wish((LOOK,), must_call=True)))
-    wrong = Function("wrong", {"type": "object", "properties": {"a": {"type": "frog"}}})
+    wrong = {"type": "object", "properties": {"a": {"type": "frog"}}}
+    large = {"properties": {f"p{i}": {"type": "string"} for i in range(700)}}
+    for schema in (wrong, large, {"enum": ["a" * 600_000]}):
+        assert asyncio.run(made(Wish((LOOK, Function("f", schema)), must_call=True)))
+        assert asyncio.run(made(Wish(answer=Answer(schema))))
     for wish in (
-        Wish((wrong,), must_call=True),
+        Wish((Function("wrong", wrong, strict=True),), must_call=True),
+        Wish((Function("large", large, strict=True),), must_call=True),
         Wish(answer=Answer({"not": {}}, strict=True)),
-        Wish((Function("big", {"enum": ["a" * 600_000]}),), must_call=True),
+        Wish((Function("big", {"enum": ["a" * 600_000]}, strict=True),), must_call=True),
         Wish((Function("f", {}, freeform=Freeform("lark", "start: nowhere")),), must_call=True),
     ):
         with pytest.raises(TextError) as caught:
@@ -308,6 +318,114 @@ def test_a_model_makes_and_checks_grammars(smollm2_folder: Path) -> None:
         assert "\n" not in caught.value.message
     loose = Function("f", {}, freeform=Freeform("lark", "start: nowhere"))
     assert asyncio.run(made(Wish((loose,), binding=False))) == ""
+    patch = Function("patch", {}, freeform=Freeform("regex", "[^/]+/"))
+    assert asyncio.run(made(Wish((Function("f", wrong), patch), binding=False)))
+
+
+def test_what_cannot_be_kept_to_is_ignored(reader: Reader) -> None:
+    one = {"pattern": "^(?!foo).*$", "type": "string", "maximum": 2**64}
+    given = {
+        "$schema": "https://nowhere.test/x",
+        "type": "object",
+        "properties": {
+            "a": one,
+            "b": {"type": ["any", "integer"], "minimum": -(2**63)},
+            "c": {"$ref": "#/$defs/c"},
+            "d": {"$ref": "https://nowhere.test/d"},
+            "e": None,
+            "f": {"anyOf": [{"type": "file"}, {"enum": ["x"]}]},
+            "g": {"type": "array", "items": one},
+        },
+        "required": ["a", "c"],
+        "$defs": {"c": {"type": "boolean", "format": "f"}},
+    }
+    made = loosened(given)
+    assert made == {
+        "type": "object",
+        "properties": {
+            "a": {"type": "string"},
+            "b": {"type": "integer"},
+            "c": {"$ref": "#/$defs/c"},
+            "d": {},
+            "e": {},
+            "f": {"anyOf": [{}, {"enum": ["x"]}]},
+            "g": {"type": "array", "items": {"type": "string"}},
+        },
+        "required": ["a", "c"],
+        "$defs": {"c": {"type": "boolean"}},
+    }
+    wish = Wish((Function("f", made),), must_call=True)
+    assert not LLMatcher(reader.known, grammar_of(wish, Speech()), log_level=0).is_error()
+    assert loosened({"type": "object", "properties": None, "required": None}) == OPEN
+
+
+def test_an_object_that_needs_what_it_does_not_name_is_open() -> None:
+    given = {"properties": {"x": {"type": "string"}}, "required": ["y"]}
+    assert object_schema(given)["additionalProperties"] is True
+    assert object_schema({**given, "required": ["x"]})["additionalProperties"] is False
+
+
+@pytest.mark.parametrize("form", ["qwen-xml", "glm"])
+def test_xml_calls_follow_a_schema_told_by_reference_and_open_ones(
+    reader: Reader, form: str
+) -> None:
+    inner = {"type": "object", "properties": {"s": {"type": "string"}}, "required": ["s"]}
+    by_reference = {"$ref": "#/$defs/A", "$defs": {"A": inner}}
+
+    def taken(schema: dict[str, Any], *arguments: tuple[str, str]) -> bool:
+        wish = Wish((Function("f", schema),), must_call=True, single=True)
+        grammar = grammar_of(wish, Speech(form, tokens=reader.tokens))
+        matcher = LLMatcher(reader.known, grammar, log_level=0)
+        text = call_of(form, *arguments)
+        ids = reader.tokenizer.encode(text, add_special_tokens=False).ids
+        return matcher.try_consume_tokens(ids) == len(ids) and bool(matcher.is_accepting())
+
+    said = ("s", "123")
+    for schema in (inner, by_reference, {"allOf": [inner]}):
+        assert taken(schema, said)
+        assert not taken(schema)
+        tool = Tool("f", None, schema)
+        parser = form_of(SIGNS[form], ()).parser([tool], False, lambda: "id")
+        deltas = [*parser.push(call_of(form, said)), *parser.finish()]
+        text = "".join(delta.text for delta in deltas if isinstance(delta, ToolArguments))
+        assert json.loads(text) == {"s": "123"}
+    assert taken({"type": "object", "additionalProperties": True}, said, ("t", "a < b"))
+    assert taken({"type": "object"})
+    assert not taken({"type": "object", "properties": {}}, said)
+
+
+def call_of(form: str, *arguments: tuple[str, str]) -> str:
+    if form == "glm":
+        parts = [
+            f"<arg_key>{name}</arg_key>\n<arg_value>{value}</arg_value>\n"
+            for name, value in arguments
+        ]
+        return f"<tool_call>f\n{''.join(parts)}</tool_call>"
+    parts = [f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in arguments]
+    return f"<tool_call>\n<function=f>\n{''.join(parts)}</function>\n</tool_call>"
+
+
+@pytest.mark.parametrize("regex", [r"^\/[a-z]+$", "^/[a-z]+$"])
+@pytest.mark.parametrize("form", ["hermes", "qwen-xml"])
+def test_slashes_of_an_expression_may_be_escaped(reader: Reader, form: str, regex: str) -> None:
+    function = Function("f", {}, freeform=Freeform("regex", regex))
+    grammar = grammar_of(Wish((function,), must_call=True), Speech(form))
+    assert not LLMatcher(reader.known, grammar, log_level=0).is_error()
+
+
+@pytest.mark.parametrize("value", ["ls\n", "ls", "", "a\n\nb", "<x>"])
+def test_xml_values_end_where_readers_end_them(reader: Reader, value: str) -> None:
+    function = Function("f", {"properties": {"s": {"type": "string"}}, "required": ["s"]})
+    grammar = grammar_of(
+        Wish((function,), must_call=True, single=True), Speech("qwen-xml", tokens=reader.tokens)
+    )
+    head = "<tool_call>\n<function=f>\n<parameter=s>\n"
+    tail = "</parameter>\n</function>\n</tool_call>"
+    for text, taken in ((head + value + tail, True), (f"{head}a</parameter>b\n{tail}", False)):
+        matcher = LLMatcher(reader.known, grammar, log_level=0)
+        ids = reader.tokenizer.encode(text, add_special_tokens=False).ids
+        whole = matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+        assert whole == taken
 
 
 def test_random_draws_are_read_as_calls(reader: Reader) -> None:
