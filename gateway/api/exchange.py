@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import uuid
-from collections.abc import Sequence
-from typing import Any, Final, TypeVar
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any, Final, ParamSpec, TypeVar
 
 import msgspec
 from starlette.datastructures import Headers
@@ -16,10 +19,13 @@ from alipes.gateway.api.packed import unpacked
 from alipes.gateway.telemetry.record import CallRecord
 
 T = TypeVar("T")
+P = ParamSpec("P")
 HeaderList = list[tuple[bytes, bytes]]
 
 JSON: Final = b"application/json"
 EVENTS: Final = b"text/event-stream; charset=utf-8"
+_INLINE: Final = 1 << 20  # bytes of a body that is read without another thread
+_threads: Final = ThreadPoolExecutor(2, thread_name_prefix="read")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:@/+=-]{1,128}")
 _PLACE: Final = re.compile(r" - at `\$\.?(?P<path>.*?)`$")
 _ESCAPE: Final = re.compile(
@@ -28,6 +34,19 @@ _ESCAPE: Final = re.compile(
 """An escaped backslash, a surrogate pair, or half of one."""
 _HALF_BYTES: Final = 6
 _MISSING: Final = re.compile(r"missing required field `(?P<name>[^`]+)`")
+
+
+class Outline(msgspec.Struct):
+    """What can be told of a long body before its values are read."""
+
+    model: Any = None
+    messages: list[msgspec.Raw] | None = None
+    input: str | list[msgspec.Raw] | None = None
+
+
+_outline: Final = msgspec.json.Decoder(Outline)
+Check = Callable[[Outline], None]
+"""Raises an ``ApiError`` for a body that is not worth reading; called in any thread."""
 
 
 class Exchange:
@@ -52,6 +71,7 @@ class Exchange:
         self._receive = receive
         self._send = send
         self._consumed = not _has_body(self.headers)
+        self._long = False
 
     # --- in ---
 
@@ -61,7 +81,8 @@ class Exchange:
         body = await self._received(limit)
         coding = self.headers.get("content-encoding", "")
         if coding:
-            body = unpacked(body, coding, limit)
+            # However short it is: it may become as long as the limit.
+            body = await _in_thread(unpacked, body, coding, limit)
             if len(body) > limit:
                 raise _too_large(limit)
         return body
@@ -85,9 +106,21 @@ class Exchange:
                 self._consumed = True
                 return b"".join(chunks)
 
-    async def json(self, decoder: msgspec.json.Decoder[T], limit: int) -> T:
-        """The body as a typed struct. Raises a 400 that names the field."""
-        return decode(await self.body(limit), decoder)
+    async def json(
+        self, decoder: msgspec.json.Decoder[T], limit: int, check: Check | None = None
+    ) -> T:
+        """The body as a typed struct. Raises a 400 that names the field, and what ``check`` does
+        for a long one."""
+        body = await self.body(limit)
+        self._long = len(body) > _INLINE
+        return await self.apart(_checked, body, decoder, check if self._long else None)
+
+    async def apart(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What ``work`` makes of the body, in a thread where the body is long: the loop is for all
+        calls."""
+        if not self._long:
+            return work(*args, **kwargs)
+        return await _in_thread(work, *args, **kwargs)
 
     async def disconnected(self) -> None:
         """Return when the client leaves (or the response is complete). Only after ``body``."""
@@ -150,6 +183,21 @@ def _has_body(headers: Headers) -> bool:
 
 class ClientGoneError(Exception):
     """The client left before its request was read."""
+
+
+async def _in_thread(work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    loop = asyncio.get_running_loop()
+    return await loop.run_in_executor(_threads, partial(work, *args, **kwargs))
+
+
+def _checked(body: bytes, decoder: msgspec.json.Decoder[T], check: Check | None) -> T:
+    if check is not None:
+        try:
+            outline = _outline.decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            outline = Outline()  # what is wrong is told below
+        check(outline)
+    return decode(body, decoder)
 
 
 def decode(body: bytes, decoder: msgspec.json.Decoder[T]) -> T:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from alipes.gateway.api.errors import from_text, invalid
+from alipes.gateway.api.errors import from_text, invalid, too_long
 from alipes.gateway.api.generation import Job
 from alipes.gateway.api.sampling import (
     MAX_CHOICES,
@@ -134,6 +134,8 @@ async def _raw(text: ModelText, prompt: RawPrompt) -> list[TokenIds]:
         return [(await text.text(prompt)).tokens]
     if not prompt:
         raise invalid("prompt", "is empty")
+    if isinstance(prompt[0], int) and len(prompt) > text.context:
+        raise too_long("prompt", len(prompt), text.context)
     ids = [item for item in prompt if isinstance(item, int)]
     if len(ids) == len(prompt):
         return [check_ids("prompt", ids, text)]

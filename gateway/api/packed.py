@@ -12,32 +12,36 @@ from alipes.gateway.api.errors import ApiError, ErrorClass
 
 CODINGS: Final = ("gzip", "deflate", "zstd")
 _STEP: Final = 1 << 20
+_MOST: Final = 2
 
 
 def unpacked(body: bytes, coding: str, limit: int) -> bytes:
     """``body`` as it was before it was packed by ``coding``, a ``content-encoding``; of several,
     divided by commas, the last was applied last. Never makes more than ``limit`` + 1 bytes: a
-    longer result is that long. Raises a 415 for a coding that is not known here, a 400 for data
-    that is not of it."""
-    for name in reversed([part.strip().lower() for part in coding.split(",")]):
-        if name in ("", "identity"):
-            continue
+    longer result is that long, also where another coding is left. Raises a 415 for a coding that is
+    not known here and for more than two, a 400 for data that is not of it."""
+    names = [part.strip().lower() for part in coding.split(",")]
+    names = [name for name in reversed(names) if name not in ("", "identity")]
+    if len(names) > _MOST:
+        raise _unsupported(f"{len(names)} codings are too many; send at most {_MOST}")
+    for name in names:
         unpack = _UNPACKERS.get(name.removeprefix("x-"))
         if unpack is None:
-            raise ApiError(
-                415,
-                ErrorClass.INVALID,
-                f"content-encoding: {name[:64]!r} is not known; send identity or one of "
-                f"{', '.join(CODINGS)}",
-                "content-encoding",
-                "unsupported_encoding",
-            )
+            known = ", ".join(CODINGS)
+            raise _unsupported(f"{name[:64]!r} is not known; send identity or one of {known}")
         try:
             body = unpack(body, limit)
         except (zlib.error, zstandard.ZstdError, EOFError) as error:
             message = f"body: is not {name}: {error}"
             raise ApiError(400, ErrorClass.INVALID, message, "body", "invalid_encoding") from None
+        if len(body) > limit:
+            break
     return body
+
+
+def _unsupported(problem: str) -> ApiError:
+    message = f"content-encoding: {problem}"
+    return ApiError(415, ErrorClass.INVALID, message, "content-encoding", "unsupported_encoding")
 
 
 def _inflated(body: bytes, limit: int, window: int) -> bytes:

@@ -17,9 +17,10 @@ from alipes.gateway.api.errors import (
     ErrorClass,
     from_text,
     invalid,
+    too_long,
     unknown_model,
 )
-from alipes.gateway.api.exchange import ClientGoneError, Exchange
+from alipes.gateway.api.exchange import ClientGoneError, Exchange, Outline
 from alipes.gateway.api.keys import Keyring
 from alipes.gateway.api.openai.responses.store import ResponseStore
 from alipes.gateway.config import Cluster, Limits
@@ -81,6 +82,17 @@ class Service:
         if model is None:
             raise unknown_model(name, sorted(self.names.shown))
         return self.texts[model]
+
+    def check_outline(self, outline: Outline) -> None:
+        """Raises the error of a prompt that is too long for one of more messages than the model's
+        context has tokens: each makes one at least."""
+        name = self.names.find(outline.model) if isinstance(outline.model, str) else None
+        if name is None:
+            return
+        most = self.texts[name].context
+        for place, listed in (("messages", outline.messages), ("input", outline.input)):
+            if isinstance(listed, list) and len(listed) > most:
+                raise too_long(place, len(listed), most)
 
     def context(self, text: ModelText, prompt: int = 0) -> int:
         """Tokens of the longest call: the model's context, or what its instances can hold. A

@@ -34,13 +34,15 @@ _detokenize: Final = msgspec.json.Decoder(DetokenizeBody)
 
 
 async def tokenize(service: Service, exchange: Exchange) -> None:
-    body = await exchange.json(_tokenize, service.body_limit)
+    body = await exchange.json(_tokenize, service.body_limit, service.check_outline)
     text = service.only_text(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise invalid("prompt", "send either prompt or messages")
     prompt: Conversation | Raw = Raw(body.prompt or "")
     if body.messages is not None:
-        prompt = Conversation(messages_of(body.messages), tools_of(body.tools))
+        prompt = Conversation(
+            await exchange.apart(messages_of, body.messages), tools_of(body.tools)
+        )
     (read,) = (await prompts_of(text, prompt, exchange.record.tenant)).tokens
     tokens = read.tolist()
     longest = service.context(text)

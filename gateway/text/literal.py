@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -23,6 +23,7 @@ _BREAK: Final = SIGN + "b"
 _ITSELF: Final = SIGN + "s"
 END: Final = SIGN + "e"
 """Where the text of a message ends that is to be gone on with."""
+_BRANCHES: Final = 32
 _MARK: Final = re.compile(SIGN + "(.)", re.DOTALL)
 
 
@@ -44,7 +45,7 @@ class Literals:
 
     def __init__(self, tokens: Iterable[str]) -> None:
         longest_first = sorted(set(tokens), key=len, reverse=True)
-        self.pattern = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self.pattern = re.compile(_any_of(longest_first) if longest_first else r"(?!)")
         self._firsts = {token[0] for token in longest_first}
         self._longest = max(map(len, longest_first), default=0)
         self._beginnings = {token[:n] for token in longest_first for n in range(1, len(token))}
@@ -116,6 +117,28 @@ class Literals:
         """Whether a control token could begin where ``text`` ends."""
         tail = text[1 - self._longest :] if self._longest > 1 else ""
         return any(tail[n:] in self._beginnings for n in range(len(tail)))
+
+
+def _any_of(tokens: Sequence[str], branches: int = _BRANCHES) -> str:
+    """A pattern of the longest of ``tokens`` at a place. What several begin with stands in it once,
+    so that the time at each place of a text hardly grows with their number. Not beyond so many
+    ``branches`` within one token: patterns cannot be nested without end."""
+    if len(tokens) == 1 or not branches:
+        return "|".join(map(re.escape, sorted(tokens, key=len, reverse=True)))
+    common = _shared(min(tokens), max(tokens))
+    groups: defaultdict[str, list[str]] = defaultdict(list)
+    for token in tokens:
+        rest = token[common:]
+        groups[rest[:1]].append(rest)
+    ended = "?" if groups.pop("", None) else ""
+    inner = "|".join(_any_of(group, branches - 1) for group in groups.values())
+    return f"{re.escape(tokens[0][:common])}(?:{inner}){ended}"
+
+
+def _shared(first: str, second: str) -> int:
+    """How many characters both begin with."""
+    pairs = enumerate(zip(first, second, strict=False))
+    return next((i for i, (a, b) in pairs if a != b), min(len(first), len(second)))
 
 
 def _insides(token: str) -> Iterable[str]:

@@ -6,10 +6,12 @@ import asyncio
 import json
 import secrets
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, ParamSpec, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,6 +24,7 @@ from alipes.gateway.text.compiled import Compiler
 from alipes.gateway.text.decode import Decoder, Pieces
 from alipes.gateway.text.errors import TextError
 from alipes.gateway.text.grammar import grammar_of
+from alipes.gateway.text.literal import SIGN
 from alipes.gateway.text.loosened import OPEN, loosened
 from alipes.gateway.text.rendering import Rendered, rendered
 from alipes.gateway.text.reply.deltas import OutputParser
@@ -36,6 +39,10 @@ _THREADS: Final = 2
 _LONG: Final = 8  # characters for every token of the context, where a text is surely too long
 _TAIL: Final = 256  # characters at whose end a prompt may have the model think
 _INLINE: Final = 4096  # characters that are tokenized (in about 2 ms) without another thread
+_MANY: Final = 1024  # messages that are hashed and shown to a template without another thread
+_NEW: Final = 1 << 16  # characters that are looked through without another thread
+T = TypeVar("T")
+P = ParamSpec("P")
 
 
 class Prompt(msgspec.Struct, frozen=True, eq=False):
@@ -93,17 +100,17 @@ class ModelText:
         """Renders and tokenizes a conversation. The ids are those of tokenizing the whole text;
         what is known of an earlier prompt of the same tenant is not tokenized again.
         Raises ``TextError``."""
-        messages = arranged(conversation.messages)
-        try:
-            keys = message_keys(tenant, conversation.tools, messages)
-        except (UnicodeEncodeError, OverflowError, RecursionError) as error:
-            raise TextError("messages", f"cannot be read: {error}") from None
+        await self._check_fits(conversation)
+        many = len(conversation.messages) > _MANY
+        conversation, keys = await self._apart(many, _keyed, conversation, tenant)
         known, count = self._cache.find(keys)
         clear = set(keys[:count]) - known.marked if known is not None else set()
-        made = rendered(
+        made = await self._apart(
+            many or _new(conversation, keys, clear) > _NEW,
+            rendered,
             self._template,
             self._encoder.literals,
-            replace(conversation, messages=messages),
+            conversation,
             keys,
             clear,
         )
@@ -112,7 +119,8 @@ class ModelText:
         if known is None or start < len(made.text):
             rest = await self._encode(made.text[start:])
             known = _joined(known, made, start, index, rest)
-            self._cache.store(keys, known)
+            if len(known.ids) <= self.context:
+                self._cache.store(keys, known)
         opened = not conversation.continues and self._form.opened(made.text[-_TAIL:])
         return Prompt(known.ids, index, self._stem(conversation, known), opened)
 
@@ -196,6 +204,22 @@ class ModelText:
         size = max(self.vocab_size, tokenizer.get_vocab_size(with_added_tokens=True))
         return LLTokenizer(tokenizer.to_str(), n_vocab=size, eos_token=list(self.stop_ids) or None)
 
+    async def _check_fits(self, conversation: Conversation) -> None:
+        """Spares the work of rendering what cannot fit: every message, call and tool makes a token
+        at least, and what others than the assistant wrote is all shown."""
+        messages = conversation.messages
+        count = len(messages) + len(conversation.tools)
+        count += sum(len(message.calls) for message in messages)
+        if count > self.context:
+            raise self._overflow("messages", f"at least {count}", count)
+        texts = [message.text for message in messages if message.role != "assistant"]
+        if sum(map(len, texts)) > _LONG * self.context:
+            await self._check_length("messages", "".join(texts).replace(SIGN, ""))
+
+    def _overflow(self, field: str, told: str, tokens: int) -> TextError:
+        message = f"make {told} tokens; the context of {self.name} is {self.context}"
+        return TextError(field, message, overflow=(tokens, self.context))
+
     async def _check_length(self, field: str, text: str) -> None:
         """Spares the work of tokenizing what cannot fit by far: the tokens of its first pieces are
         counted until they are too many. Then the error tells how many there are about."""
@@ -207,14 +231,41 @@ class ModelText:
             count += len((await self._encode(text[start : start + piece])).ids)
             if count > self.context:
                 about = count * len(text) // (start + piece)
-                message = f"make about {about} tokens; the context of {self.name} is {self.context}"
-                raise TextError(field, message, overflow=(about, self.context))
+                raise self._overflow(field, f"about {about}", about)
 
     async def _encode(self, text: str) -> Encoded:
-        if len(text) <= _INLINE:
-            return self._encoder.encode(text, release=False)
+        long = len(text) > _INLINE
+        return await self._apart(long, self._encoder.encode, text, long)
+
+    async def _apart(
+        self, apart: bool, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """What ``work`` makes, ``apart`` from the loop where that takes long."""
+        if not apart:
+            return work(*args, **kwargs)
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._encoder.encode, text, True)
+        return await loop.run_in_executor(self._threads, partial(work, *args, **kwargs))
+
+
+def _keyed(conversation: Conversation, tenant: str) -> tuple[Conversation, list[int]]:
+    """With its messages arranged, and the keys of its parts. Raises ``TextError``."""
+    messages = arranged(conversation.messages)
+    try:
+        keys = message_keys(tenant, conversation.tools, messages)
+    except (UnicodeEncodeError, OverflowError, RecursionError) as error:
+        raise TextError("messages", f"cannot be read: {error}") from None
+    return replace(conversation, messages=messages), keys
+
+
+def _new(conversation: Conversation, keys: Sequence[int], clear: AbstractSet[int]) -> int:
+    """Characters of the parts that have to be looked through for control tokens, about."""
+    encode = msgspec.json.encode
+    size = 0 if keys[0] in clear or not conversation.tools else len(encode(conversation.tools))
+    for key, message in zip(keys[1:], conversation.messages, strict=True):
+        if key not in clear:
+            size += len(message.text) + len(message.reasoning)
+            size += len(encode(message.calls)) if message.calls else 0
+    return size
 
 
 def _lead(template: ChatTemplate, encoder: TextEncoder) -> int:

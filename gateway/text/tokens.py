@@ -13,13 +13,16 @@ the second's characters from ``start`` on. There are two kinds:
 ``need`` reaches one longest added token beyond, as another such token could begin before the cut.
 
 A text may have marks that keep control tokens out of what clients write (see ``literal.py``). Its
-control tokens are then found here, and what is between them is encoded by a tokenizer that knows
-none.
+control tokens are then found here, and the text is encoded by a tokenizer that knows each of them
+under another text only, which no client can write. It reads the whole in one pass, as what a
+tokenizer makes of a text depends on what is before it: some put a blank before the first only.
 """
 
 from __future__ import annotations
 
 import json
+import re
+import secrets
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
@@ -27,7 +30,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Encoding, Tokenizer, processors
+from tokenizers import AddedToken, Encoding, Tokenizer, processors
 
 from alipes.gateway.text.errors import TextError
 from alipes.gateway.text.literal import SIGN, Literals, is_control, unmarked
@@ -65,7 +68,8 @@ class TextEncoder:
         control = {token.content: number for number, token in added.items()}
         self.control = {text: number for text, number in control.items() if is_control(text)}
         self.literals = Literals(self.control)
-        self._strips = {token.content: (token.lstrip, token.rstrip) for token in added.values()}
+        self.added = frozenset(token.content for token in added.values())
+        """The texts of all added tokens."""
         self._margin = max((len(token.content) for token in added.values()), default=0) + 1
         self._marks = {
             number: token.content
@@ -79,17 +83,9 @@ class TextEncoder:
         self._splits = _splits_are_local(json.loads(tokenizer.to_str()))
 
     @cached_property
-    def _plain(self) -> Tokenizer:
-        """The same tokenizer to which control tokens are text; made for the first text in which
-        clients have written one, as it takes as long as reading the tokenizer."""
-        described = json.loads(self.tokenizer.to_str())
-        added = [one for one in described["added_tokens"] if one["content"] not in self.control]
-        return Tokenizer.from_str(json.dumps({**described, "added_tokens": added}))
-
-    @property
-    def added(self) -> frozenset[str]:
-        """The texts of all added tokens."""
-        return frozenset(self._strips)
+    def _stand_ins(self) -> _StandIns:
+        """Made for the first text in which clients have written a control token."""
+        return _StandIns(self.tokenizer, self.control)
 
     @staticmethod
     def load(folder: Path) -> TextEncoder:
@@ -105,27 +101,21 @@ class TextEncoder:
         return Encoded(ids, self._cuts(encoding, text, ids))
 
     def _marked(self, text: str, release: bool) -> Encoded:
-        ids: list[int] = []
-        rows: list[tuple[int, int, int]] = []
-        end = 0
-        rstrip = False
-        for match in self.literals.pattern.finditer(text):
-            token = match[0]
-            lstrip, following = self._strips[token]
-            ids += self._between(text[end : match.start()], rstrip, lstrip, release)
-            number = self.control[token]
-            if number in self._marks:
-                rows.append((match.start(), match.end() + self._margin, len(ids)))
-            ids.append(number)
-            end, rstrip = match.end(), following
-        ids += self._between(text[end:], rstrip, False, release)
-        return Encoded(_ids(ids), np.array(rows, np.int32) if rows else NO_CUTS)
+        stand_ins = self._stand_ins
+        places: list[re.Match[str]] = []
 
-    def _between(self, text: str, lstrip: bool, rstrip: bool, release: bool) -> list[int]:
-        """Ids of what is between two control tokens, which may take the blanks beside them."""
-        text = text.lstrip() if lstrip else text
-        text = text.rstrip() if rstrip else text
-        return _encoding(self._plain, unmarked(text), release).ids if text else []
+        def stood_in(match: re.Match[str]) -> str:
+            places.append(match)
+            return stand_ins.texts[match[0]]
+
+        shown = unmarked(self.literals.pattern.sub(stood_in, text))
+        ids, indices = stand_ins.encode(shown, release)
+        rows = [
+            (match.start(), match.end() + self._margin, index)
+            for match, index in zip(places, indices, strict=True)
+            if self.control[match[0]] in self._marks
+        ]
+        return Encoded(ids, np.array(rows, np.int32) if rows else NO_CUTS)
 
     def framed(self, ids: TokenIds) -> TokenIds:
         """``ids`` of a whole text between the ids that the tokenizer adds around one."""
@@ -153,6 +143,53 @@ class TextEncoder:
             start = offsets[index][0]
             if start and text[start] in " \n" and not text[start - 1].isspace():
                 yield start, start + 1 + self._margin, index
+
+
+class _StandIns:
+    """A tokenizer to which the texts of control tokens are text: it knows the tokens by ``texts``,
+    which hold what no client can guess. The model, which is large, is shared."""
+
+    def __init__(self, tokenizer: Tokenizer, control: dict[str, int]) -> None:
+        secret = secrets.token_hex(8)
+        self.texts = {token: f"\ufdd1{secret}.{i}\ufdd1" for i, token in enumerate(control)}
+        self._tokenizer = Tokenizer(tokenizer.model)
+        if tokenizer.normalizer is not None:
+            self._tokenizer.normalizer = tokenizer.normalizer
+        if tokenizer.pre_tokenizer is not None:
+            self._tokenizer.pre_tokenizer = tokenizer.pre_tokenizer
+        added = tokenizer.get_added_tokens_decoder()
+        self._tokenizer.add_tokens([self._known(added[number]) for number in sorted(added)])
+        true = {self.texts.get(token.content, token.content): n for n, token in added.items()}
+        known = self._tokenizer.get_added_tokens_decoder()
+        size = max([self._tokenizer.get_vocab_size(), *known]) + 1
+        self._true = np.arange(size, dtype=np.int32)
+        self._true[list(known)] = [true[token.content] for token in known.values()]
+        self._stands = np.zeros(size, np.bool_)
+        written = set(self.texts.values())
+        self._stands[[n for n, token in known.items() if token.content in written]] = True
+
+    def encode(self, text: str, release: bool) -> tuple[TokenIds, list[int]]:
+        """Ids as the whole tokenizer has them, and where among them stand-ins were."""
+        ids = _ids(_encoding(self._tokenizer, text, release).ids)
+        return self._true[ids], np.flatnonzero(self._stands[ids]).tolist()
+
+    def _known(self, token: AddedToken) -> AddedToken:
+        """The token under the text that stands for it. A normalizer may lose that text, or put
+        something before it, so that it would not be found in what is normalized."""
+        text = self.texts.get(token.content)
+        if text is None:
+            return token
+        normalizer = self._tokenizer.normalizer
+        kept = normalizer is None or all(
+            normalizer.normalize_str(one) == one for one in (text, token.content)
+        )
+        return AddedToken(
+            text,
+            lstrip=token.lstrip,
+            rstrip=token.rstrip,
+            normalized=token.normalized and kept,
+            special=token.special,
+        )
 
 
 def _encoding(tokenizer: Tokenizer, text: str, release: bool) -> Encoding:

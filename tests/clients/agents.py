@@ -91,7 +91,7 @@ def opencode(place: Place, context: int | None = None) -> Done:
 
 
 def mini_swe_agent(place: Place) -> Done:
-    exported = place.exports("mini-swe-agent") | {"MSWEA_CONFIGURED": "true"}
+    exported = place.exports("mini-swe-agent")
     model = exported.pop("MODEL")
     flags = ("--yolo", "--exit-immediately", "-t", PROMPT, "-m", model)
     return place.run(place.program("mini-swe-agent", "mini"), *flags, **exported)

@@ -258,6 +258,7 @@ def test_well_formed_calls_come_out_in_order(
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @settings(max_examples=150, deadline=None)
 @given(text=replies)
+@example(text="a\n<｜tool▁calls▁begin｜>\n<｜tool▁call▁begin｜>b")
 def test_text_without_calls_is_returned_unchanged(form: ReplyForm, text: str) -> None:
     deltas = parse([text], form)
     if not any(isinstance(d, ToolStart | ThinkingDelta) for d in deltas):

@@ -28,8 +28,8 @@ _count: Final = msgspec.json.Decoder(CountBody)
 
 
 async def messages(service: Service, exchange: Exchange) -> None:
-    body = await exchange.json(_messages, service.body_limit)
-    conversation = conversation_of(body)
+    body = await exchange.json(_messages, service.body_limit, service.check_outline)
+    conversation = await exchange.apart(conversation_of, body)
     ask = Ask(
         prompt=conversation,
         sampling=body.sampling,
@@ -60,9 +60,10 @@ async def messages(service: Service, exchange: Exchange) -> None:
 
 
 async def count_tokens(service: Service, exchange: Exchange) -> None:
-    body = await exchange.json(_count, service.body_limit)
+    body = await exchange.json(_count, service.body_limit, service.check_outline)
     text = service.text(body.model)
-    prompts = await prompts_of(text, conversation_of(body), exchange.record.tenant)
+    conversation = await exchange.apart(conversation_of, body)
+    prompts = await prompts_of(text, conversation, exchange.record.tenant)
     await exchange.reply({"input_tokens": sum(map(len, prompts.tokens))})
 
 

@@ -61,8 +61,9 @@ _decoder: Final = msgspec.json.Decoder(ChatBody)
 
 
 async def chat_completions(service: Service, exchange: Exchange) -> None:
-    body = await exchange.json(_decoder, service.body_limit)
-    job = await job_of(service, _ask(body, exchange.headers), exchange.record.tenant)
+    body = await exchange.json(_decoder, service.body_limit, service.check_outline)
+    ask = await exchange.apart(_ask, body, exchange.headers)
+    job = await job_of(service, ask, exchange.record.tenant)
     form = Form("chatcmpl", "chat.completion", ChatStream, _choice)
     await answer(service, exchange, body, job, form)
 

@@ -29,14 +29,15 @@ def deepseek(source: Source) -> Reading:
         if found is None:
             source.say("" if spoken.just_called else blanks)
             return
+        opening = blanks
         if found == CALLS:
-            between = yield from source.blanks()
+            opening += CALLS + (yield from source.blanks())
             if not (yield from source.skip(CALL)):
-                spoken.say(blanks + CALLS + between)
+                spoken.say(opening)
                 continue
         read = yield from _call(source)
         if not read.called:
-            spoken.say(read.rest if read.begun else blanks + CALL + read.rest)
+            spoken.say(read.rest if read.begun else opening + CALL + read.rest)
             continue
         spoken.just_called = True
         for tag in (_FENCE, CALL_END, CALLS_END):

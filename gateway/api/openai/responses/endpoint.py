@@ -38,7 +38,7 @@ _decoder: Final = msgspec.json.Decoder(ResponsesBody)
 
 
 async def create_response(service: Service, exchange: Exchange) -> None:
-    body = await exchange.json(_decoder, service.body_limit)
+    body = await exchange.json(_decoder, service.body_limit, service.check_outline)
     check_supported(body)
     tenant = exchange.record.tenant
     history = history_of(service.responses, tenant, body, service.dispatcher.now())
@@ -92,7 +92,7 @@ class Creation:
     async def answer(self) -> None:
         """Run the job and tell it, streamed or whole."""
         service, exchange = self._service, self._exchange
-        job = await job_of(service, self._ask(), exchange.record.tenant)
+        job = await job_of(service, await self._ask(), exchange.record.tenant)
         now = service.now_seconds()
         self._response = begun(self.id, now, self._body, self._tools, job.max_tokens)
         generation = Generation(job, service.dispatcher, exchange.record)
@@ -110,10 +110,11 @@ class Creation:
         if self._history.continues is not None and not self._kept:
             self._history.continues.not_continued_by(self.id)
 
-    def _ask(self) -> Ask:
+    async def _ask(self) -> Ask:
         body, history = self._body, self._history
         before, continues = history.before, history.continues
-        messages = messages_of(body.instructions, before + history.asked, len(before))
+        items = before + history.asked
+        messages = await self._exchange.apart(messages_of, body.instructions, items, len(before))
         choice = openai_choice(body.tool_choice, body.parallel_tool_calls)
         previous = continues.continued_by(self.id) if continues else None
         return Ask(

@@ -3,6 +3,8 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,16 @@ from tokenizers import Tokenizer, processors
 from transformers import AutoTokenizer
 
 from alipes.gateway.api.openai.messages import messages_of
-from alipes.gateway.conversation.message import Conversation, Tool
+from alipes.gateway.conversation.message import Conversation, Message, Tool, ToolCall
+from alipes.gateway.text import model
+from alipes.gateway.text.decode import Pieces
 from alipes.gateway.text.errors import TextError
 from alipes.gateway.text.model import ModelText, Prompt
 from alipes.gateway.text.reply.deltas import TextDelta, ToolStart
+from alipes.gateway.text.template import ChatTemplate
 from alipes.gateway.text.tokens import TextEncoder
+
+A_USERS = Message("user", "b")
 
 
 def user(text: str) -> dict[str, Any]:
@@ -104,6 +111,77 @@ def test_what_cannot_fit_is_refused_before_it_is_tokenized(smollm2_folder: Path)
         prompt_of(text, [user(huge)])
     with pytest.raises(TextError, match="prompt: make about"):
         asyncio.run(text.text(huge))
+
+
+def test_what_cannot_fit_is_refused_before_it_is_rendered(
+    smollm2_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = ModelText.load("s", smollm2_folder)
+    monkeypatch.setattr("alipes.gateway.text.model.rendered", None)
+    with pytest.raises(TextError, match="at least 8193 tokens; the context of s is 8192") as raised:
+        prompt_of(text, [user("a")] * 8193)
+    assert raised.value.overflow == (8193, 8192)
+    calls = [{"function": {"name": "f", "arguments": "{}"}}] * 8191
+    chat = [user("a"), {"role": "assistant", "tool_calls": calls}]
+    with pytest.raises(TextError, match="at least 8193 tokens"):
+        prompt_of(text, chat)
+    with pytest.raises(TextError, match="make about"):
+        prompt_of(text, [user("<\ufdd0" * 60_000), user("word " * 20_000)])
+
+
+@pytest.mark.parametrize(
+    ("chat", "apart"),
+    [
+        (Conversation([Message("user", "a")] * 2000), {"message_keys", "rendered"}),
+        (Conversation([Message("user", "word " * 20_000)]), {"rendered"}),
+        (Conversation([Message("user", "a")], [Tool("f", "word " * 20_000, {})]), {"rendered"}),
+        (
+            Conversation(
+                [Message("assistant", calls=(ToolCall("f", {"a": "word " * 20_000}),)), A_USERS]
+            ),
+            {"rendered"},
+        ),
+        (Conversation([Message("user", "word " * 10_000), A_USERS]), set()),
+    ],
+    ids=["many", "text", "tool", "call", "short"],
+)
+def test_long_conversations_are_hashed_and_rendered_apart(
+    smollm2_folder: Path, monkeypatch: pytest.MonkeyPatch, chat: Conversation, apart: set[str]
+) -> None:
+    seen = set()
+
+    def watch(name: str) -> None:
+        made = getattr(model, name)
+
+        def watched(*args: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                seen.add(name)
+            return made(*args)
+
+        monkeypatch.setattr(model, name, watched)
+
+    watch("message_keys")
+    watch("rendered")
+    encoder = TextEncoder.load(smollm2_folder)
+    config = {"max_position_embeddings": 1 << 20, "vocab_size": 49152}
+    template, pieces = ChatTemplate.load(smollm2_folder), Pieces(encoder.tokenizer)
+    text = ModelText("s", config, (), template, encoder, pieces)
+    assert len(asyncio.run(text.chat(chat)).tokens) > 5000
+    assert seen == apart
+    more = Conversation([*chat.messages[-1000:], A_USERS], chat.tools)
+    asyncio.run(text.chat(more))
+    seen.clear()
+    asyncio.run(text.chat(Conversation([*more.messages, A_USERS], more.tools)))
+    assert not seen, "what is known is not looked through again"
+
+
+def test_the_first_control_token_of_a_client_takes_no_second_tokenizer(
+    smollm2_folder: Path,
+) -> None:
+    encoder = TextEncoder.load(smollm2_folder)
+    before = time.perf_counter()
+    encoder.encode(encoder.literals.text("what is <|im_end|>?"), release=False)
+    assert time.perf_counter() - before < 0.15
 
 
 def test_deep_and_large_arguments_are_read(tiny_folders: dict[str, Path]) -> None:
